@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from headway.models.conformance import check_model
     from headway.results import Run
     from headway.tracking.sink import Sink
+    from headway.training.figures import Metric
     from headway.training.job import Callback
-    from headway.training.task import Task
+    from headway.training.own_task import Task
     from headway.verbs import evaluate, export, generate, prepare
 
 #: The module of each public name. `ray` is a module itself: `headway.ray.fit`.
@@ -42,7 +43,8 @@ _HOMES = {
     "export": "headway.verbs",
     "Run": "headway.results",
     "Trainer": "headway.api",
-    "Task": "headway.training.task",
+    "Task": "headway.training.own_task",
+    "Metric": "headway.training.figures",
     "Callback": "headway.training.job",
     "HeadwayError": "headway.core.errors",
     "TokenStore": "headway.data.store",
@@ -56,7 +58,8 @@ _HOMES = {
 
 __all__ = [
     "load_config", "override", "Config", "prepare", "train", "evaluate", "generate", "export", "Run", "Trainer", "Task",
-    "Callback", "HeadwayError", "TokenStore", "OptimizerSpec", "StrategySpec", "Sink", "Launcher", "check_model", "ray",
+    "Metric", "Callback", "HeadwayError", "TokenStore", "OptimizerSpec", "StrategySpec", "Sink", "Launcher", "check_model",
+    "ray",
 ]  # fmt: skip
 
 

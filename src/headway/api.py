@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headway.config import Config, identity, load_config, resolve
-from headway.core.code_identity import combined, object_identity
+from headway.config.sections.task import TaskConfig
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
-from headway.core.files.hashes import fingerprint
 from headway.core.functions import name_of_function
 from headway.data.in_use import in_use
 from headway.notebook import live_table
@@ -24,15 +22,14 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from headway.core.types import Checkpointing
+    from headway.config import LaneGrid, MeshShape
     from headway.run.session.attempt import RunOptions
     from headway.run.supervisor.machines.machine_role import Membership
     from headway.training.custom_loss import LogitsLoss
     from headway.training.job import Callback
-    from headway.training.task import Task
+    from headway.training.own_task import Task
+    from headway.training.task import Task as RunTask
 
-#: Longer lists of a dataset hold samples, not functions or datasets.
-_FEW = 100
 #: (model, micro-batch) -> scalar tensor: the mean loss over the samples of the micro-batch.
 MeanLoss = Callable[["nn.Module", Any], "torch.Tensor"]
 
@@ -40,6 +37,7 @@ MeanLoss = Callable[["nn.Module", Any], "torch.Tensor"]
 def train(
     config: str | Path | Mapping[str, Any] | Config,
     *,
+    task: Callable[..., Task] | None = None,
     model: nn.Module | Mapping[str, Any] | None = None,
     dataset: Any = None,
     loss: MeanLoss | LogitsLoss | None = None,
@@ -63,6 +61,8 @@ def train(
 
     Args:
         config: A YAML file, the name of a preset, a mapping, or what `load_config` returns.
+        task: The function of a task of your own, as the config's key `task`: a function of a module that worker
+            processes can import too.
         model: A module of your own, as for `Trainer`; or a mapping with keys of the section `model`.
         dataset: What it is trained on, as for `Trainer`.
         loss: `(model, micro-batch) -> mean loss`, as for `Trainer`. Without `model` and `dataset`, the loss of the
@@ -98,6 +98,10 @@ def train(
         )
     if loss is not None:
         config = config.model_copy(update={"loss": name_of_function(loss, "headway.train, loss")})
+    if task is not None:
+        given = {"function": name_of_function(task, "headway.train, task")}
+        options_of_task = {} if config.task is None else {"options": config.task.options}
+        config = config.model_copy(update={"task": TaskConfig.model_validate({**given, **options_of_task})})
     from headway.run.session.attempt import RunOptions
 
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
@@ -198,6 +202,7 @@ def _check_importable(config: Config) -> None:
         "loss": config.loss,
         "optimizer.name": config.optimizer.name,
         "parallel.strategy": config.parallel.strategy,
+        "task": None if config.task is None else config.task.function,
     }
     named |= {f"callbacks.{number}": name for number, name in enumerate(config.callbacks)}
     here = [key for key, name in named.items() if (name or "").startswith("__main__:")]
@@ -263,10 +268,9 @@ def _train(config: Config, options: RunOptions, callbacks: Sequence[Callback], o
     plan = examine(config, options, begins=world_size_from_environment() is None)
     from headway.run.session.process_state import restore_process_state
     from headway.run.session.session import run_in_this_process
-    from headway.training.task import language_model_task
 
     with nullcontext() if own_process else restore_process_state():
-        run_in_this_process(plan, language_model_task, callbacks, own_process=own_process)
+        run_in_this_process(plan, plan.make_task, callbacks, own_process=own_process)
 
 
 class Trainer:
@@ -297,13 +301,11 @@ class Trainer:
         collate: Callable[[list[Any]], Any] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
     ) -> None:
+        from headway.training.own_task import Task
+
+        self.task = Task(model, dataset, loss, validation, collate)
         resolved = resolve(config)
-        self.model = model
-        self.dataset = dataset
-        self.loss = loss
         self.config = resolved.model_copy(update={"train": resolved.train.over(len(dataset))})
-        self.validation = validation
-        self.collate = collate
         self.callbacks = _as_list(callbacks)
 
     def fit(self, *, restart: bool = False, accept_changes: bool = False, start_epoch: bool = False) -> Run:
@@ -320,6 +322,7 @@ class Trainer:
         from headway.run.session.process_state import restore_process_state
         from headway.run.session.session import run_in_this_process
         from headway.run.session.spending import check_cost
+        from headway.training.own_task import code_of_objects, own_run_task, rows_fingerprint
 
         if world_size_from_environment() is None and self.config.parallel.workers > 1:
             raise ConfigError(
@@ -342,128 +345,20 @@ class Trainer:
         self.config = _with_precision(self.config, restart)
         options = RunOptions(restart, accept_changes, start_epoch)
         ledger = Ledger(RunDirectory(self.config.run_directory).ledger_path)
-        data = DatasetData(len(self.dataset), _rows_fingerprint(len(self.dataset)), _rows_fingerprint, ledger)
+        rows = len(self.task.dataset)
+        data = DatasetData(rows, rows_fingerprint(rows), rows_fingerprint, ledger)
         with preemptible():
             config = settle_segments(self.config, data, options)
             check_cost(config, options)
             with restore_process_state(), live_table(self.config.run_directory):
                 plan = RunPlan.of(config, options)
-                run_in_this_process(plan, lambda config, grid, *_: self._task(config, grid), self.callbacks)
+                code = code_of_objects(self.task)
+
+                def make_task(config: Config, grid: LaneGrid, mesh: MeshShape, rank: int) -> RunTask:
+                    return own_run_task(config, self.task, grid, mesh, rank, code=code)
+
+                run_in_this_process(plan, make_task, self.callbacks)
             return _finished(self.config)
-
-    def _task(self, config: Config, grid: Any) -> Task:
-        from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, dataset_plan
-        from headway.training.custom_loss import check_differentiable
-        from headway.training.task import Objective, Task
-
-        def summed(model: nn.Module, batch: Any) -> torch.Tensor:
-            loss = self.loss(model, batch)
-            check_differentiable(loss, "the function")
-            return loss * count_samples(batch)
-
-        def cut(grid: Any) -> tuple[Any, Any]:
-            feed = DatasetFeed(
-                self.dataset,
-                dataset_plan(config, len(self.dataset)),
-                lanes=grid.lanes,
-                micro_batch=grid.micro_batch,
-                collate=self.collate,
-            )
-            if self.validation is None:
-                return feed, None
-            held_out = DatasetEvaluationFeed(self.validation, micro_batch=grid.micro_batch, collate=self.collate)
-            return feed, held_out
-
-        feed, evaluation = cut(grid)
-        _set_activation_checkpointing(self.model, config.train.activation_checkpointing)
-        if self.config.determinism != "off":
-            _check_samples_are_pure(self.dataset)
-        return Task(
-            model=self.model,
-            feed=feed,
-            objective=Objective(summed, count_samples),
-            evaluation=evaluation,
-            fingerprints={"data": _rows_fingerprint(len(self.dataset))},
-            code=self._code(),
-            recut=cut,
-        )
-
-    def _code(self) -> dict[str, str]:
-        """Return the identities of the code that decides what is computed."""
-        # What a loss reads of the model is in the checkpoint.
-        parts = (self.model, *self.model.modules(), *self.model.parameters(), *self.model.buffers())
-        known = {id(part): "of the model" for part in parts} | {id(self.dataset): "the dataset"}
-        found = {
-            "loss": object_identity([self.loss], known),
-            "model": combined(object_identity([kind]) for kind in {type(part) for part in self.model.modules()}),
-            "dataset": object_identity(_dataset_code(self.dataset)),
-        }
-        return found if self.collate is None else {**found, "collate": object_identity([self.collate], known)}
-
-
-def _set_activation_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
-    """Apply `train.activation_checkpointing`, which only the native decoder implements.
-
-    Raises:
-        ConfigError: it is asked for, and the model is another one.
-    """
-    from headway.models.decoder import Decoder
-
-    if isinstance(model, Decoder):
-        model.set_activation_checkpointing(mode)
-    elif mode != "none":
-        raise ConfigError(
-            f"a module of your own checkpoints its activations itself; Headway cannot do it for {type(model).__name__}",
-            where="train.activation_checkpointing",
-            fix="train.activation_checkpointing=none, and in the module torch.utils.checkpoint, or for a model of"
-            " transformers gradient_checkpointing_enable()",
-        )
-
-
-def _rows_fingerprint(rows: int) -> str:
-    """Return the fingerprint of what the order of a dataset's rows follows from."""
-    return fingerprint({"rows": rows})
-
-
-def _dataset_code(dataset: Any, seen: set[int] | None = None) -> list[Any]:
-    """Return what decides the samples of a dataset: its class, functions that it was given, and datasets within it.
-
-    Args:
-        dataset: The dataset.
-        seen: By `id`, the datasets around it; one within may refer to one of them.
-    """
-    seen = {id(dataset)} if seen is None else seen | {id(dataset)}
-    found: list[Any] = [type(dataset)]
-    for value in getattr(dataset, "__dict__", {}).values():
-        for item in value if isinstance(value, list | tuple) and len(value) <= _FEW else [value]:
-            if inspect.isroutine(item) or isinstance(item, partial):
-                found.append(item)
-            elif id(item) not in seen and hasattr(type(item), "__getitem__") and hasattr(item, "__dict__"):
-                found.extend(_dataset_code(item, seen))
-    return found
-
-
-def _check_samples_are_pure(dataset: Any) -> None:
-    """Check that a sample draws nothing from shared random generators.
-
-    A thread reads samples ahead, so that draws would come in any order.
-    """
-    import random
-
-    import numpy as np
-    import torch
-
-    def generators() -> list[Any]:
-        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state(legacy=False)]
-
-    before = repr(generators())
-    dataset[0]
-    if repr(generators()) != before:
-        raise ConfigError(
-            "the dataset draws random numbers for a sample, so a run could not be repeated",
-            where=f"{type(dataset).__name__}.__getitem__",
-            fix="draw them in the loss or the model, seed a generator of your own with the index, or determinism=off",
-        )
 
 
 def _tell_goodput(config: Config) -> None:
@@ -514,26 +409,3 @@ def leave_report(run: Path) -> None:
         notice(f"report: {write_report(run)}")
     except OSError as error:
         warning(f"no report.html: {error.strerror or error} (headway report {run} writes it later)")
-
-
-def count_samples(batch: Any) -> int:
-    """Count the samples of a nested batch: the length of the first dimension of its first tensor.
-
-    Raises:
-        ConfigError: there is no tensor with a dimension.
-    """
-    shape = next(_shapes(batch), None)
-    if shape is None:
-        raise ConfigError("the batch holds no tensor, so its samples cannot be counted", fix="return tensors (collate)")
-    return int(shape[0])
-
-
-def _shapes(batch: Any) -> Iterator[Sequence[int]]:
-    if hasattr(batch, "shape"):
-        if len(batch.shape):
-            yield batch.shape
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _shapes(value)
-    elif hasattr(batch, "__dict__"):
-        yield from _shapes(vars(batch))

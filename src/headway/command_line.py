@@ -194,6 +194,19 @@ def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Con
     return load_config(path, overrides or [], trains=trains)
 
 
+def load_text(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Config:
+    """Load the config of a verb that works on text.
+
+    Raises:
+        ConfigError: as `load`; or the config has a task of its own.
+    """
+    from headway.config.sections.task import check_is_language_model
+
+    loaded = load(path, overrides, trains=trains)
+    check_is_language_model(loaded, "data")
+    return loaded
+
+
 def suggest_next(*steps: tuple[str | Path, ...]) -> None:
     """Show what can follow a command that has made a model; only a person at a terminal sees it.
 

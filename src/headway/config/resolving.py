@@ -28,6 +28,8 @@ def resolve(config: Config, trains: bool = True) -> Config:
     if problems:
         raise combined(problems)
     train = config.train
+    if config.task is not None:  # it has neither a token store nor a decoder
+        return config.model_copy(update={"train": train.in_whole_steps(), "optimizer": config.optimizer.completed()})
     model = config.model
     if model.from_pretrained is None:
         assert model.dim and model.heads

@@ -27,6 +27,7 @@ from headway.config.sections.parallel import ParallelConfig
 from headway.config.sections.preemption import PreemptionConfig
 from headway.config.sections.segments import PartRows, Segment, SegmentSource, batches_before
 from headway.config.sections.supervise import SuperviseConfig
+from headway.config.sections.task import TaskConfig
 from headway.config.sections.track import TrackConfig
 from headway.config.sections.train import TrainConfig
 from headway.config.units import SHARE_OR_INTERVAL, Interval, StepInterval, share_or_interval
@@ -173,6 +174,8 @@ class Config(Section):
     """Seed of everything random: initial weights, order of the data, dropout."""
     determinism: Literal["off", "run", "elastic"] = "run"
     """`off`: fastest. `run`: equal bits on an equal layout, even after kills. `elastic`: on any number of workers."""
+    task: TaskConfig | None = None
+    """A task of your own, as `package.module:function`, in place of a language model ([own-task.md](own-task.md))."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig(preset="4m")
     loss: Annotated[str, Field(pattern=FUNCTION_PATTERN)] | None = None
@@ -206,6 +209,11 @@ class Config(Section):
     @classmethod
     def _accept_one_tracker(cls, value: Any) -> Any:
         return [value] if isinstance(value, str | dict) else value
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _accept_name_of_function(cls, value: Any) -> Any:
+        return {"function": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _pass_segments_to_batches(self) -> Self:

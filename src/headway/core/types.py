@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -51,6 +51,18 @@ class KnowsLongestStep(Protocol):
 
     def longest_step(self, first: int, last: int) -> int:
         """Return the first of the steps `first` to `last` (exclusive) that has the longest rows."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A feed that may read the batches of the next steps with processes of its own."""
+
+    def ahead(self, steps: range, lanes: Sequence[int]) -> Generator[dict[int, Sequence[MicroBatch]]] | None:
+        """Start to read, and return the micro-batches of these lanes, step by step; closing it ends the processes.
+
+        None if the feed has no processes.
+        """
         ...
 
 

@@ -42,6 +42,7 @@ _OTHER_KEYS = frozenset(
         "cache_bytes",
         "verify",
         "workers",
+        "processes",
         "shard_bytes",
         "mixture",
         "packing",

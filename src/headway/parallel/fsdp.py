@@ -6,6 +6,7 @@ dimension; each unit of the model is gathered for its forward and backward pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -264,11 +265,32 @@ class _Sum(ReduceScatter):
 def wrap_units(module: nn.Module) -> list[nn.Module]:
     """Return the parts of a model that are gathered one at a time.
 
-    Where a model does not declare them (`Shardable`), they are the children of its outermost module lists.
+    Where a model does not declare them (`Shardable`), they are the children of its outermost module lists; where those
+    hold less than half of the parameters, parts of at most an eighth of them.
     """
     if isinstance(module, Shardable):
         return list(module.wrap_units())
-    units: list[nn.Module] = []
+    units, whole = [unit for unit in _listed(module) if _size(unit)], _size(module)
+    if 2 * sum(map(_size, units)) >= whole:
+        return units
+    uses = Counter(p for part in module.modules() for p in part.parameters(recurse=False))
+    return [unit for unit in _parts(module, whole / 8) if all(uses[p] == 1 for p in unit.parameters())]
+
+
+def _listed(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of the outermost module lists."""
     for child in module.children():
-        units += list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else wrap_units(child)
-    return [unit for unit in units if any(p.requires_grad for p in unit.parameters())]
+        yield from child.children() if isinstance(child, (nn.ModuleList, nn.Sequential)) else _listed(child)
+
+
+def _parts(module: nn.Module, most: float) -> Iterator[nn.Module]:
+    """Yield modules of a model with at most so many parameters, as large as possible, and larger ones without parts."""
+    for child in module.children():
+        if _size(child) > most and any(map(_size, child.children())):
+            yield from _parts(child, most)
+        elif _size(child):
+            yield child
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -28,6 +28,7 @@ from headway.text.reading.places import is_remote
 from headway.text.reading.sources import Source, check_sources, find_sources
 from headway.tracking.sinks import check_trackers
 from headway.training.job import load_callbacks
+from headway.training.own_task import build_task, named_code, try_loss
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ def check_config(config: Config) -> None:
     Raises:
         HeadwayError: with every problem that was found.
     """
+    if config.task is not None:
+        _check_task(config)
+        return
     if examine_unprepared(config, here=False) is not None:
         return
     found = Problems()
@@ -63,6 +67,17 @@ def check_config(config: Config) -> None:
     find_problems(config, found, here=False)
     found.of(lambda: check_trackers(config.track))
     found.of(lambda: check_apart(config, RunOptions(), here=False))
+    found.of(lambda: load_callbacks(config.callbacks))
+    found.report()
+
+
+def _check_task(config: Config) -> None:
+    """Make the task that a config names, and check what it needs besides."""
+    found = Problems()
+    found.of(lambda: named_code(config))
+    found.of(lambda: try_loss(config, build_task(config), resolve_lanes(config, 1).micro_batch))
+    find_problems(config, found, here=False)
+    found.of(lambda: check_trackers(config.track))
     found.of(lambda: load_callbacks(config.callbacks))
     found.report()
 

@@ -31,7 +31,7 @@ def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) ->
         HeadwayError: as `why_prepare` and `prepare`.
     """
     check_trackers(config.track)
-    why = why_prepare(config, options)
+    why = None if config.task is not None else why_prepare(config, options)
     if why is None:
         return
     if own_process:

@@ -26,7 +26,8 @@ def preview(config: Config, options: RunOptions) -> str:
     Raises:
         HeadwayError: the error that would have stopped the run.
     """
-    unprepared = examine_unprepared(with_precision(config, restart=options.restart), options)
+    complete = with_precision(config, restart=options.restart)
+    unprepared = examine_unprepared(complete, options) if config.task is None else None
     if unprepared is not None:
         return _preview_unprepared(unprepared, options)
     check_trackers(config.track)

@@ -115,6 +115,7 @@ _LINES: dict[str, tuple[_Line, ...]] = {
     ),
     "training step": (
         ("train/loss", Unit.NUMBER, _G, "Mean loss over the items of the global batch"),
+        ("train/losses/<part>", Unit.NUMBER, _G, "Mean of one part of the loss of a task of your own, by its name"),
         ("train/grad_norm", Unit.NUMBER, _G, "Global norm of the mean gradient, before clipping"),
         ("train/learning_rate", Unit.NUMBER, _G, "Learning rate of the step"),
         ("train/items", Unit.NUMBER, _A, "Items that the loss is averaged over: tokens, or samples of other modules"),
@@ -160,6 +161,7 @@ _LINES: dict[str, tuple[_Line, ...]] = {
     ),
     "evaluation": (
         ("evaluation/loss", Unit.NUMBER, _G, "Loss on the validation data"),
+        ("evaluation/losses/<part>", Unit.NUMBER, _G, "One part of the validation loss of a task of your own"),
         ("evaluation/perplexity", Unit.NUMBER, _G, "Exponential of the validation loss of a language model"),
         ("evaluation/replay_loss", Unit.NUMBER, _G, "Loss on the validation data of replayed sources"),
         ("evaluation/replay_perplexity", Unit.NUMBER, _G, "Exponential of the validation loss of replayed sources"),

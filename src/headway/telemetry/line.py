@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from headway.core.console import has_table, notice, show_live, write_log
 from headway.core.format import format_count, format_seconds
@@ -80,18 +81,27 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 10 else format_seconds(seconds)
 
 
-def render_evaluation(step: int, loss: float, replay: float | None = None, *, language_model: bool = True) -> str:
+def render_evaluation(
+    step: int,
+    loss: float,
+    replay: float | None = None,
+    figures: Mapping[str, float] = MappingProxyType({}),
+    *,
+    language_model: bool = True,
+) -> str:
     """Return the line of an evaluation; for a language model with the perplexity exp(loss).
 
     Args:
         step: The step.
         loss: Validation loss.
         replay: That of replayed sources, if there are any.
+        figures: Metrics of a task of the user's own, and parts of its loss, by name.
         language_model: Whether items are tokens.
     """
     text = f"step {step:,} · validation loss {loss:.3f}"
     text = f"{text} · perplexity {perplexity(loss):,.2f}" if language_model else text
-    return text if replay is None else f"{text} · replay loss {replay:.3f}"
+    text = text if replay is None else f"{text} · replay loss {replay:.3f}"
+    return " · ".join([text, *(f"{name.partition('/')[2]} {value:.4g}" for name, value in figures.items())])
 
 
 class StatusLine:
@@ -155,10 +165,16 @@ class StatusLine:
             # A live line leaves no trace, so the attempt's log file gets the plain line in either case.
             (write_log if live else notice)(self._text())
 
-    def evaluation(self, step: int, loss: float, replay: float | None = None) -> None:
+    def evaluation(
+        self,
+        step: int,
+        loss: float,
+        replay: float | None = None,
+        figures: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Show a finished evaluation."""
         show = write_log if has_table() else notice
-        show(render_evaluation(step, loss, replay, language_model=self._language_model))
+        show(render_evaluation(step, loss, replay, figures, language_model=self._language_model))
 
     def saved(self) -> None:
         """Note that a checkpoint has been saved."""

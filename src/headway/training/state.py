@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from headway.core.model_protocol import KeptElsewhere
 from headway.core.types import StateBlocks, StateTensors
 from headway.parallel.blocks import block_of
 from headway.parallel.strategy import Engine
+from headway.training.average import WeightAverage
 from headway.training.health.decisions import History
 from headway.training.optimizer import materialize, optimizer_tensors
 
@@ -56,6 +57,10 @@ class TrainState:
     """Running statistics of loss and gradient norm."""
     decides: bool = False
     """Whether updates may depend on `history`, so that checkpoints must preserve it."""
+    average: WeightAverage | None = None
+    """The moving average of the weights (`train.ema`); None without it."""
+    clip_limits: tuple[float | None, ...] = ()
+    """Limits of the norms of groups of parameters (`training.optimizer.groups`); none if all have one norm."""
     skipped_ranges: tuple[tuple[int, int], ...] = ()
     """Ranges of steps whose rows a decision left out: first step, and the one after the last."""
 
@@ -72,7 +77,12 @@ class TrainState:
         if self.engine is not None:
             return _engine_blocks(self.model, self.engine)
         tensors = {**model_tensors(self.model), **optimizer_tensors(self.optimizer, parameter_names(self.model))}
-        return {name: block_of(tensor) for name, tensor in tensors.items()}
+        averages = {} if self.average is None else self.average.blocks()
+        return {**{name: block_of(tensor) for name, tensor in tensors.items()}, **averages}
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Exchange the weights for their average in a block, if there is one."""
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def prepare_to_load(self, has_moments: bool = True) -> StateBlocks:
         """Return `blocks` of a state with moments, which are created if there are none, or of one without.

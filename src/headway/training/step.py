@@ -16,6 +16,7 @@ from headway.core.model_protocol import DrawsByPosition, ScalesLosses, TakesCoun
 from headway.core.process.faults import fault_point
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
+from headway.parallel.blocks import local_part
 from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.world import World
 from headway.training.assembled import Assembled
@@ -62,6 +63,8 @@ class _Sums:
     """Norm of the mean gradient before clipping."""
     flags: Sequence[bool]
     """For each flag, whether any worker has raised it."""
+    group_norms: Sequence[float] = ()
+    """Such norms of the groups of parameters that are clipped each by itself; none if all are clipped together."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,12 @@ class TrainStep:
         # Forward and backward, and what the passes of all workers yield together.
         beat(Phase.COMPUTE)  # covers clearing the gradients, too
         self._take_counts()  # discards what passes outside of steps have counted
+        if self.assembled.task.objective.figures is not None:
+            self.assembled.task.objective.figures.take()
         replays = replay_is_due(config.health.replay_every, cursor.step)
-        queued = not replays and queues_update(self.assembled)
+        # Not by the device alone, where the host averages weights or clips groups.
+        decided_here = state.average is not None or bool(state.clip_limits)
+        queued = not replays and not decided_here and queues_update(self.assembled)
         if queued:
             # The device skips the update by itself if it must, so the update is queued before anything is read.
             losses, items = self._gradients(batches)
@@ -144,7 +151,7 @@ class TrainStep:
             learning_rate=rate,
             skipped=not updated,
             flags=sums.flags,
-            model_metrics={**model_metrics, **health.metrics, **self.copies.metrics()},
+            model_metrics={**model_metrics, **health.metrics, **self.copies.metrics(), **self._figures()},
             decision=decision,
         )
 
@@ -261,8 +268,10 @@ class TrainStep:
     def _exchange(self, lane_losses: list[float], items: int, flags: Sequence[bool]) -> _Sums:
         """Agree on flags, and sum losses, items and norms so that the number of workers does not change the result."""
         state = self.assembled.state
+        groups = range(max(1, len(state.clip_limits)))
         if state.engine is None:
-            norms = norm_parts(self._counted(), exact=self.assembled.config.determinism == "elastic")
+            exact = self.assembled.config.determinism == "elastic"
+            norms = [part for group in groups for part in norm_parts(self._counted(group), exact)]
         else:
             norms = state.engine.norm_parts()
         everyone = self.assembled.world.gather([float(items), *map(float, flags), *norms, *lane_losses])
@@ -271,16 +280,27 @@ class TrainStep:
         first_loss = first_norm + len(norms)
         total = exact_sum([loss for worker in everyone for loss in worker[first_loss:]])
         items = int(sum(worker[0] for worker in everyone))
-        norm = total_norm([worker[first_norm:first_loss] for worker in everyone])
+        size = len(norms) // len(groups)
+        parts = [range(first_norm + size * group, first_norm + size * (group + 1)) for group in groups]
+        found = [total_norm([worker[part.start : part.stop] for worker in everyone]) for part in parts]
         # There is no mean of zero items: dividing by NaN says so.
-        grad_norm = norm / ((items or math.nan) * (state.cursor.loss_scale or 1)) * _injected_fault(state)
-        return _Sums(total / (items or math.nan), items, grad_norm, _agreed(everyone, len(flags)))
+        per_item = _injected_fault(state) / ((items or math.nan) * (state.cursor.loss_scale or 1))
+        grad_norm = (found[0] if len(found) == 1 else math.hypot(*found)) * per_item
+        agreed, each = _agreed(everyone, len(flags)), [norm * per_item for norm in found[: len(state.clip_limits)]]
+        return _Sums(total / (items or math.nan), items, grad_norm, agreed, each)
 
-    def _counted(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters whose gradient this worker counts into the norm."""
+    def _counted(self, own: int = 0) -> Iterator[nn.Parameter]:
+        """Yield the parameters whose gradient this worker counts into the norm.
+
+        Args:
+            own: Number of the group that is clipped by itself, if there are any (`TrainState.clip_limits`).
+        """
         strategy = self.assembled.strategy
         pipeline = self.assembled.pipeline
-        for group in self.assembled.state.optimizer.param_groups:
+        state = self.assembled.state
+        for group in state.optimizer.param_groups:
+            if state.clip_limits and group.get("own", 0) != own:
+                continue
             for p in group["params"]:
                 if p.grad is not None and strategy.owns_for_norm(p) and (pipeline is None or pipeline.owns_for_norm(p)):
                     yield p
@@ -292,13 +312,16 @@ class TrainStep:
         """
         state = self.assembled.state
         limit = self.assembled.config.train.max_grad_norm
-        clip = 1.0 if limit is None else min(1.0, limit / (sums.grad_norm + 1e-6))
+        clip = 1.0 if sums.group_norms else _clipping(limit, sums.grad_norm)
+        clip_groups(state, limit, sums.group_norms)
         factor = clip / (sums.items * (state.cursor.loss_scale or 1))
         set_learning_rate(state.optimizer, rate)
         if state.engine is not None:
             return state.engine.update(factor)
         update(state.optimizer, factor)
         self.assembled.strategy.after_update()
+        if state.average is not None:
+            state.average.update()
         return True
 
     def _take_counts(self) -> torch.Tensor | None:
@@ -306,12 +329,45 @@ class TrainStep:
         model = self.assembled.state.model
         return model.take_counts() if isinstance(model, TakesCounts) else None
 
+    def _figures(self) -> dict[str, float]:
+        """Return the parts of a loss that has several, over all workers."""
+        figures = self.assembled.task.objective.figures
+        counts = figures.take() if figures is not None else []
+        if figures is None or not counts:  # on every worker alike: the loss has parts, or none
+            return {}
+        return figures.of_step([row for worker in self.assembled.world.gather_json(counts) for row in worker])
+
     def _after_step(self, counts: torch.Tensor | None, updated: bool) -> dict[str, float]:
         """Let a model update state of its own from integers that it has counted over the whole global batch."""
         model = self.assembled.state.model
         if counts is None or not isinstance(model, TakesCounts):
             return {}
         return model.after_step(self.assembled.world.sum_integers(counts), updated)
+
+
+def _clipping(limit: float | None, norm: float) -> float:
+    """Return the factor that clips a gradient to a norm."""
+    return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+
+
+def clip_groups(state: TrainState, limit: float | None, norms: Sequence[float]) -> None:
+    """Clip the gradients of each group of parameters by its own norm.
+
+    Args:
+        limit: That of groups without their own.
+        norms: By number of group; none if all parameters are clipped together.
+    """
+    for number, (own, norm) in enumerate(zip(state.clip_limits, norms, strict=True) if norms else ()):
+        factor = _clipping(limit if own is None else own, norm)
+        gradients = [
+            local_part(p.grad)
+            for group in state.optimizer.param_groups
+            if group.get("own", 0) == number
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        if factor < 1.0 and gradients:
+            torch._foreach_mul_(gradients, factor)
 
 
 def _agreed(everyone: Sequence[Sequence[float]], flags: int) -> list[bool]:

@@ -18,6 +18,7 @@ from headway.core.model_protocol import Pipelineable
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
 from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.training.custom_loss import logits_loss
+from headway.training.figures import Figures
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid, MeshShape, ModelConfig, TrainConfig
@@ -71,6 +72,8 @@ class Objective:
     """Items (tokens, samples) in a micro-batch, counted before it leaves the CPU."""
     staged: StagedLoss | None = None
     """The loss by stages, for a model that can be cut into pipeline stages."""
+    figures: Figures | None = None
+    """What the passes count besides the loss."""
 
 
 @dataclass
@@ -102,6 +105,8 @@ class Task:
     """(name, size) -> first value of a tensor of the model's state, where the model is on the meta device until a
     strategy has cut it (`parallel.materialize`). Such a model `MakesBuffers` if it has some that are no state."""
 
+    parameter_groups: Callable[[nn.Module], Sequence[Mapping[str, Any]]] | None = None
+    """Groups of parameters with what they have of their own (`own_task.Task`)."""
     settle_data: Callable[[int, float, Callable[[], None]], bool] | None = None
     """(step, seconds, beat) -> whether all data used so far have been verified; waits for that at most so many seconds.
     Raises an error if the data are damaged. None if the task does not verify its data."""

@@ -19,7 +19,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from headway import Callback, Config, Trainer
-from headway.api import count_samples
 from headway.checkpoint.store import CheckpointStore
 from headway.cli.application import application
 from headway.config import ModelConfig
@@ -31,6 +30,7 @@ from headway.telemetry.record import open_run
 from headway.telemetry.report import render_report
 from headway.telemetry.runs import list_runs, result_rows
 from headway.telemetry.summary import summarize
+from headway.training.own_task import count_samples
 from waits import LONG
 
 

@@ -20,6 +20,7 @@ from headway.run.session.attempt import final_step
 from headway.telemetry.record import open_run
 from headway.telemetry.report import write_report
 from headway.training.evaluation.early_stopping import EvaluationHistory, recorded_evaluations
+from headway.training.evaluation.evaluate import Evaluation
 from headway.training.job import Callback, Job
 
 
@@ -49,14 +50,14 @@ def test_evaluations_that_the_run_has_gone_back_behind_do_not_count() -> None:
     context: dict[str, Any] = {}
     history = EvaluationHistory(EarlyStoppingConfig(patience=1), context)
     for step, loss in ((10, 3.0), (20, math.nan)):
-        history.add(step, loss)
+        history.add(step, Evaluation(loss, 1))
     assert history.reason_to_stop(10) is None and "3.0000 of step 10" in str(history.reason_to_stop(20))
     assert context == {EVALUATIONS: [[10, 3.0], [20, None]]} and history.has(20) and not history.has(15)
     history.go_back(10)
     assert not history.has(20)  # it is evaluated anew, also if the next attempt does it
-    history.add(15, 2.0)
+    history.add(15, Evaluation(2.0, 1))
     assert context == {EVALUATIONS: [[10, 3.0], [15, 2.0]]} and history.reason_to_stop(15) is None
-    history.add(15, 2.5)
+    history.add(15, Evaluation(2.5, 1))
     assert context == {EVALUATIONS: [[10, 3.0], [15, 2.5]]}
 
 
@@ -133,3 +134,14 @@ def test_a_run_whose_checkpoint_lacks_the_last_evaluation_is_finished_all_the_sa
     train(config)
     assert "is finished: it stopped early at step 2" in capfd.readouterr().err
     assert len(open_run(config.run_directory).attempts) == 2
+
+
+def test_another_figure_counts_and_may_rise() -> None:
+    wanted = EarlyStoppingConfig(patience=2, metric="evaluation/f1", mode="max")
+    history = EvaluationHistory(wanted, {})
+    for step, f1 in enumerate((0.5, 0.7, 0.6, 0.7), 1):
+        history.add(step, Evaluation(1.0 / step, 1, figures={"evaluation/f1": f1}))
+    assert history.reason_to_stop(3) is None
+    assert history.reason_to_stop(4) == "evaluation/f1 has not been above 0.7000 of step 2 in 2 evaluations"
+    with pytest.raises(ConfigError, match="early stopping goes by evaluation/f1, and an evaluation gives"):
+        history.add(5, Evaluation(0.1, 1))

@@ -22,6 +22,8 @@ from headway.core.errors import ConfigError
 from headway.core.format import format_count
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headway.config import Config
 
 
@@ -141,6 +143,9 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         loaded = loaded.model_copy(update={"train": loaded.train.over(rows=10**6)})
     loaded = in_steps(loaded)
     check_config(loaded)
+    if loaded.task is not None:
+        _report_task(loaded, config, as_json)
+        return
     train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
     grid, parameters = resolve_grid(loaded, workers), _parameters(loaded)
     assert train.steps is not None
@@ -182,6 +187,28 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
         f" rows per micro-batch {grid.micro_batch}{' until memory is tried' if train.micro_batch == 'auto' else ''}\n"
         f"  promise   determinism {loaded.determinism}"
     )
+
+
+def _report_task(config: Config, file: Path, as_json: bool) -> None:
+    from headway.config import resolve_grid
+
+    assert config.task is not None and config.train.steps is not None, "the caller has looked"
+    grid = resolve_grid(config, config.parallel.workers)
+    facts: dict[str, Any] = {
+        "run": str(config.run_directory),
+        "task": config.task.function,
+        "steps": config.train.steps,
+        "samples": config.train.batches.rows_before(config.train.steps),
+        "workers": config.parallel.workers,
+        "lanes": grid.lanes,
+        "micro_batches": grid.micro_batches,
+        "micro_batch": grid.micro_batch,
+        "determinism": config.determinism,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        print_lines("\n".join([f"{file}: ok", *(f"  {key:<13} {value}" for key, value in facts.items())]))
 
 
 def _parameters(config: Config) -> int | None:

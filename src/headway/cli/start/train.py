@@ -38,7 +38,7 @@ TextOrConfigArgument = Annotated[
     ),
 ]
 
-HELP = """Train a language model, or continue a run that was interrupted.
+HELP = """Train a language model or a task of your own, or continue a run that was interrupted.
 
 Of a folder of text it makes a plan itself: shape, batch, rate and steps for the minutes that you give, or for a size. \
 Then it samples and exports too.
@@ -149,6 +149,9 @@ def train(
             from headway.cli.start.folder import finish
 
             finish(loaded, config, dial)
+            return
+        if loaded.task is not None:
+            suggest_next(("report", loaded.run_directory, "see its curves"))
             return
         suggest_next(
             ("chat", loaded.run_directory, "talk to it"),

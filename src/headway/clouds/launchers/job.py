@@ -16,6 +16,7 @@ from headway.config import Config, ParallelConfig, dump_config, load_config
 from headway.config.loading.load import given_value, override
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds
+from headway.core.own_code import carried_sources
 from headway.core.storage import scheme_of
 from headway.run.directory.run_directory import LAUNCH_FOLDER
 
@@ -97,8 +98,8 @@ class Job:
         return max(_LEAST_GRACE_SECONDS, round(_SAVES_IN_A_STOP * (self.save_seconds or 0)))
 
     def config_text(self) -> str:
-        """Return the config in YAML, or the suite, as the machines read it."""
-        return dump_config(self.config) if self.suite is None else self.suite
+        """Return the config in YAML, or the suite, as the machines read it; with the sources of a task of its own."""
+        return dump_config(with_sources(self.config)) if self.suite is None else self.suite
 
     def command(self, config: str) -> list[str]:
         """Return what each machine runs.
@@ -138,6 +139,19 @@ class Job:
         """Whether its checkpoints are copied to object storage, where other machines find them."""
         remote = self.config.checkpoint.remote
         return remote is not None and scheme_of(remote.url) not in (None, "file", "local")
+
+
+def with_sources(config: Config) -> Config:
+    """Return a config that carries the sources of its task to machines that lack them.
+
+    Raises:
+        ConfigError: they are not here.
+    """
+    task = config.task
+    if task is None or task.files:
+        return config
+    files = carried_sources(task.function.partition(":")[0], "task.function")
+    return config.model_copy(update={"task": task.model_copy(update={"files": files})})
 
 
 def smoke_job(config: Config, out: Path | None = None) -> Job:

@@ -299,7 +299,8 @@ def _job_state(document: dict[str, Any]) -> tuple[State, str]:
 def _prepare(job: Job) -> Iterator[dict[str, Any]]:
     """Yield the job that prepares the token store; it finds what is there already, and then ends at once."""
     data = job.config.data
-    if data.remote is not None or job.config.launch.kubernetes.prepared or job.machines == 1:
+    has_store = job.config.task is None and data.remote is None
+    if not has_store or job.config.launch.kubernetes.prepared or job.machines == 1:
         return  # on one machine the run prepares it itself
     command = ["headway", "data", "prepare", f"{CONFIG_FOLDER}/config.yaml"]
     spec = {

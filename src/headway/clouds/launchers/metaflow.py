@@ -87,6 +87,12 @@ class MetaflowLauncher:
                 where="--on",
                 fix="--on slurm, or --on kubernetes",
             )
+        if job.config.task is not None:
+            yield ConfigError(
+                "a flow prepares text, and evaluates and exports a language model; the run has a task of its own",
+                where="--on, task",
+                fix="--on slurm, kubernetes, ray or sky",
+            )
         if job.held:
             yield ConfigError(
                 "a flow cannot be held: Metaflow starts a step that has stopped again, and waits for no save",

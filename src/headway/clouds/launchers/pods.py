@@ -74,7 +74,8 @@ def pod_problems(job: Job) -> Iterator[ConfigError]:
 def store_problems(job: Job) -> Iterator[ConfigError]:
     """Yield a problem if pods cannot see the token store that another one prepares."""
     store = job.config.data.store
-    if job.config.data.remote is None and volume_of(job, store, writes=False) is None:
+    reads_store = job.config.task is None and job.config.data.remote is None
+    if reads_store and volume_of(job, store, writes=False) is None:
         yield ConfigError(
             f"the token store {job.in_container(store)} is on no volume that all machines mount",
             where="data.store, launch.kubernetes.volumes",
@@ -85,7 +86,7 @@ def store_problems(job: Job) -> Iterator[ConfigError]:
 def _source_problems(job: Job) -> Iterator[ConfigError]:
     """Yield the sources that no pod can read; a path below the working directory of the container is in the image."""
     data, launch = job.config.data, job.config.launch
-    if data.remote is not None or launch.kubernetes.prepared or job.suite is not None:
+    if data.remote is not None or launch.kubernetes.prepared or job.suite is not None or job.config.task is not None:
         return
     for source in data.sources:
         if scheme_of(source.path) is not None or ":" in source.path.partition("/")[0]:
@@ -258,7 +259,8 @@ def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str,
         claim = {"claimName": volume.claim, **only_reads}
         yield mount, {"name": f"volume-{number}", "persistentVolumeClaim": claim}
     # What lies on no volume needs a folder that the container's user may write to.
-    for name, path in (("runs", job.config.runs), ("store", job.config.data.store)):
+    stores = [("store", job.config.data.store)] if job.config.task is None else []
+    for name, path in (("runs", job.config.runs), *stores):
         if volume_of(job, path, writes=name == "runs") is None:
             yield {"name": name, "mountPath": job.in_container(path)}, {"name": name, "emptyDir": scratch}
 

@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.clouds.launchers.job import Job, parse_machines
+from headway.clouds.launchers.job import Job, parse_machines, with_sources
 from headway.clouds.launchers.programs import DIES_WITH_PARENT
 from headway.config import Config, dump_config, load_config
 from headway.core.console import notice
@@ -88,7 +88,7 @@ def fit(
     placement = placement or ("STRICT_SPREAD" if most > 1 else "PACK")
     _wait_for_room(config, needs, fewest or most, spread=placement == "STRICT_SPREAD")
     settings = {
-        "config": dump_config(config),
+        "config": dump_config(with_sources(config)),
         "run": str(config.run_directory.absolute()),
         "folder": str(Path.cwd()),
         "machines": str(machines),

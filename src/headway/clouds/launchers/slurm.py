@@ -122,7 +122,7 @@ class SlurmLauncher:
     def files(self, job: Job) -> dict[str, str]:
         """Return the script, the config, and the script that prepares the data where they have to be."""
         files = {CONFIG: job.config_text(), SCRIPT: _script(job)}
-        if job.suite is None and why_prepare(job.config, RunOptions()) is not None:
+        if job.suite is None and job.config.task is None and why_prepare(job.config, RunOptions()) is not None:
             files[PREPARE] = _prepare_script(job)
         return files
 

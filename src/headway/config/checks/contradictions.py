@@ -25,6 +25,7 @@ from headway.config.sections.data import named_sources, tokenizer_problems
 from headway.config.sections.early_stopping import early_stopping_problems
 from headway.config.sections.losses import loss_problems
 from headway.config.sections.model import division_problems, pretrained_problems
+from headway.config.sections.task import task_problems
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
@@ -45,6 +46,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
     if unknown:  # the other checks ask the specs
         return unknown
     return [
+        *task_problems(config),
         *(_training_length(config) if trains else ()),
         *_sequence_length(config),
         *_source_names(config),
@@ -58,7 +60,7 @@ def find_problems(config: Config, trains: bool = True) -> list[ConfigError]:
         *_auto_choices(config),
         *pretrained_problems(config.model, train.precision),
         *_health(config),
-        *checkpoint_problems(config.checkpoint, evaluation.every, train),
+        *checkpoint_problems(config.checkpoint, evaluation.every, train, own_figures=config.task is not None),
         *logits_problems(config),
         *_benchmarks(config),
         *early_stopping_problems(train.early_stopping, evaluation.every),

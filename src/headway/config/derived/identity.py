@@ -15,11 +15,13 @@ from headway.core.credentials.secrets import redact_values
 _INCIDENTAL = (
     "name",
     "runs",
+    "task.files",
     "data.store",
     "data.remote",
     "data.remote_options",
     "data.cache_bytes",
     "data.workers",
+    "data.processes",
     "data.shard_bytes",
     "data.begin_of_text",
     "model.preset",
@@ -52,7 +54,10 @@ _INCIDENTAL = (
 _INCIDENTAL_OF_SOURCES = ("role",)
 
 #: Keys that are newer than some runs, with the values that they had without them.
-_LATER = {
+_LATER: dict[str, tuple[Any, ...]] = {
+    "task": (None,),
+    "task.options": ({},),
+    "train.ema": (None,),
     "model.implementation": ("auto", "native"),
     "model.trust_remote_code": (False,),
     "loss": (None,),

@@ -254,6 +254,7 @@ def _with_overrides(tree: Entry, overrides: Sequence[str]) -> Entry:
     for key, value in parsed:
         _expand(tree, "sources", "path")
         _expand(tree, "clean", "step")
+        _expand_task(tree)
         set_entry(tree, key, value)
     return tree
 
@@ -310,6 +311,13 @@ def _expand(tree: Entry, name: str, key: str) -> None:
         return
     items = given.value if isinstance(given.value, list) else [Entry(given.value, given.place)]
     given.value = [Entry({key: item}, item.place) if isinstance(item.value, str) else item for item in items]
+
+
+def _expand_task(tree: Entry) -> None:
+    """Expand `task: package.module:function`, so that overrides can address `task.options`."""
+    given = tree.child("task")
+    if given is not None and isinstance(given.value, str):
+        given.value = {"function": Entry(given.value, given.place)}
 
 
 def _drop_replaced(tree: Entry, keys: Iterable[str]) -> None:

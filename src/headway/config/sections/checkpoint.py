@@ -32,8 +32,8 @@ class RetentionConfig(Section):
     keep_best: Annotated[int, Field(ge=0)] = 0
     """Also keep this many checkpoints with the best `keep_metric`."""
     keep_metric: str = "evaluation/loss"
-    """Name of a metric that is recorded at the step of the checkpoint: `evaluation/loss`, `evaluation/perplexity`, or a
-    metric of steps."""
+    """Name of a metric that is recorded at the step of the checkpoint: `evaluation/loss`, `evaluation/perplexity`, a
+    metric of a task of your own as `evaluation/accuracy`, or a metric of steps."""
     keep_mode: Literal["min", "max"] = "min"
     """Which `keep_metric` is best: the lowest (`min`) or the highest (`max`)."""
     keep_for: Duration | None = None
@@ -103,12 +103,13 @@ class CheckpointConfig(RetentionConfig):
 
 
 def checkpoint_problems(
-    checkpoint: CheckpointConfig, evaluated: StepInterval | None, train: TrainConfig
+    checkpoint: CheckpointConfig, evaluated: StepInterval | None, train: TrainConfig, *, own_figures: bool = False
 ) -> Iterator[ConfigError]:
     """Yield the problems of the section `checkpoint` beside other sections.
 
     Args:
         evaluated: `evaluation.every`.
+        own_figures: Evaluations give figures of a task of the user's own.
     """
     if checkpoint.failures_per_day is not None and checkpoint.every != "auto":
         yield ConfigError(
@@ -118,7 +119,7 @@ def checkpoint_problems(
         )
     for key, rules in (("checkpoint", checkpoint), ("checkpoint.remote", checkpoint.remote)):
         if rules is not None and rules.keep_best:
-            yield from _best_without_values(rules, key, checkpoint.every, evaluated, train)
+            yield from _best_without_values(rules, key, checkpoint.every, evaluated, train, own_figures=own_figures)
     if checkpoint.remote is not None:
         scheme, _, path = checkpoint.remote.url.partition("://")
         if scheme.lower() in ("file", "local") and path[0] not in "/~":
@@ -135,6 +136,8 @@ def _best_without_values(
     saved: Interval | Literal["auto"],
     evaluated: StepInterval | None,
     train: TrainConfig,
+    *,
+    own_figures: bool,
 ) -> Iterator[ConfigError]:
     """Check that the metric of `keep_best` is known at the steps of checkpoints."""
     if rules.keep_metric.startswith(_NOT_AT_CHECKPOINTS):
@@ -145,7 +148,7 @@ def _best_without_values(
         )
     if not rules.keep_metric.startswith("evaluation/"):
         return  # steps have more metrics than are known here: those of the model and of callbacks
-    if rules.keep_metric not in EVALUATED:
+    if rules.keep_metric not in EVALUATED and not own_figures:
         near = get_close_matches(rules.keep_metric, EVALUATED, n=1) or EVALUATED
         yield ConfigError(
             f"{key}.keep_best uses {rules.keep_metric}, but an evaluation gives {' and '.join(EVALUATED)}",

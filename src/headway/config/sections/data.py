@@ -326,6 +326,9 @@ class DataConfig(Section):
     one document each and may be larger."""
     workers: PositiveInt | Literal["auto"] = "auto"
     """Processes that prepare data; the written bytes do not depend on their number."""
+    processes: Annotated[int, Field(ge=0)] = 0
+    """Processes of each worker that read and decode the samples of a task of your own ([own-task.md](own-task.md));
+    with 0 a thread does. The bits do not depend on their number."""
     mixture: MixtureConfig = MixtureConfig()
     packing: Literal["concat", "best_fit", "pad"] = "concat"
     """How documents fill rows. `concat`: in sequence, cut at row ends. `best_fit`: whole, unless longer than a row.

@@ -1,10 +1,10 @@
-"""Early stopping: a run ends when its loss on held-out text no longer falls."""
+"""Early stopping: a run ends when its loss on held-out data, or another figure of its evaluations, gets no better."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -12,7 +12,7 @@ from headway.config.base import Section
 from headway.config.units import StepInterval
 from headway.core.errors import ConfigError
 
-#: In the context of a checkpoint: step and loss of every evaluation up to it; the loss is null if it was not finite.
+#: In the context of a checkpoint: step and figure of every evaluation up to it; the figure is null if not finite.
 EVALUATIONS = "evaluations"
 
 
@@ -23,6 +23,10 @@ class EarlyStoppingConfig(Section):
     """Evaluations in a row without a new best loss, after which training ends."""
     min_delta: Annotated[float, Field(ge=0.0)] = 0.0
     """By how much a loss must be below the best one to count as better."""
+    metric: str = "evaluation/loss"
+    """What counts in place of the loss: a metric of a task of your own, as `evaluation/accuracy`."""
+    mode: Literal["min", "max"] = "min"
+    """Whether the lowest (`min`) or the highest (`max`) is best."""
 
 
 def early_stopping_problems(wanted: EarlyStoppingConfig | None, every: StepInterval | None) -> Iterator[ConfigError]:
@@ -49,18 +53,21 @@ def reason_to_stop(wanted: EarlyStoppingConfig | None, evaluations: Iterable[Seq
 
     Args:
         wanted: The config; None asks for no early stopping.
-        evaluations: Step and loss, in the order of steps.
+        evaluations: Step and figure, in the order of steps.
     """
     if wanted is None:
         return None
+    sign = -1.0 if wanted.mode == "max" else 1.0
     best, at, since = math.inf, 0, 0
-    for step, loss in evaluations:
-        if loss is not None and loss < best - wanted.min_delta:
-            best, at, since = loss, step, 0
+    for step, value in evaluations:
+        if value is not None and sign * value < best - wanted.min_delta:
+            best, at, since = sign * value, step, 0
         else:
             since += 1
         if since >= wanted.patience:
-            lowest = f"below {best:.4f} of step {at:,}" if at else "finite"
+            side = "above" if wanted.mode == "max" else "below"
+            better = f"{side} {sign * best:.4f} of step {at:,}" if at else "finite"
             by = f" by more than {wanted.min_delta:g}" if at and wanted.min_delta else ""
-            return f"the validation loss has not been {lowest}{by} in {since:,} evaluations"
+            what = "the validation loss" if wanted.metric == "evaluation/loss" else wanted.metric
+            return f"{what} has not been {better}{by} in {since:,} evaluations"
     return None

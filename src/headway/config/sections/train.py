@@ -69,6 +69,9 @@ class TrainConfig(Section):
     inputs of layers kept in host memory."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] | None = 1.0
     """Clip gradients to this global norm."""
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Keep an exponential moving average of the weights with this decay, such as 0.999, in every checkpoint (tensors
+    `ema.*`); evaluations use it. None is kept when null."""
     early_stopping: EarlyStoppingConfig | None = None
     """End training when the validation loss no longer falls; never when null."""
     skip_limit: PositiveInt = 10

@@ -11,7 +11,9 @@ was done (PyTorch 2.13). So interpreter shutdown is skipped there.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -68,3 +70,14 @@ def exit_process(code: int) -> NoReturn:
     if _all_clear or _threads_stay:
         _code = code
     sys.exit(code)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, so that the agent's death leaves no writing orphans."""
+    if sys.platform != "linux":
+        return
+    pr_set_pdeathsig = 1
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the request was in place
+        os.kill(os.getpid(), signal.SIGKILL)

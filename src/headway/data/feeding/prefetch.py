@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from headway.core.types import Feed
+from headway.core.types import Feed, ReadsAhead
 
 #: The output for a step: the step and, per lane, its micro-batches.
 StepBatches = tuple[int, dict[int, Sequence[Any]]]
@@ -71,8 +71,10 @@ class Prefetcher:
         self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(self._depth)
         self._next_step = first_step
         self._closed = threading.Event()
+        # Processes that read ahead are started here: the thread would start them amid the first pass of the model.
+        ahead = self._feed.ahead(self._steps, self._lanes) if isinstance(self._feed, ReadsAhead) else None
         # The thread's own objects: an abandoned thread must not touch those of its successor.
-        arguments = self._steps, self._ready, self._closed
+        arguments = self._steps, ahead, self._ready, self._closed
         self._thread = threading.Thread(target=self._work, args=arguments, name="headway-prefetch", daemon=True)
         self._thread.start()
 
@@ -122,17 +124,26 @@ class Prefetcher:
                 self._ready.get_nowait()
             self._thread.join(timeout=0.01)
 
-    def _work(self, steps: range, ready: queue.Queue[StepBatches | BaseException], closed: threading.Event) -> None:
+    def _work(
+        self,
+        steps: range,
+        ahead: Generator[dict[int, Sequence[Any]]] | None,
+        ready: queue.Queue[StepBatches | BaseException],
+        closed: threading.Event,
+    ) -> None:
         try:
             if self._device is not None:
                 torch.cuda.set_device(self._device)
             for step in steps:
-                batches = {lane: self._feed.batch(step, lane) for lane in self._lanes}
+                batches = next(ahead) if ahead else {lane: self._feed.batch(step, lane) for lane in self._lanes}
                 ready.put((step, _pinned(batches) if self._pin else batches))
                 if closed.is_set():
                     return
         except BaseException as error:  # the consumer raises it
             ready.put(error)
+        finally:
+            if ahead is not None:
+                ahead.close()
 
     def __iter__(self) -> Self:
         return self

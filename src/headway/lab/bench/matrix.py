@@ -15,7 +15,7 @@ from headway.core.errors import ConfigError
 from headway.core.files.hashes import fingerprint
 from headway.core.process.faults import parse_orders
 from headway.core.requirements import install_command
-from headway.lab.bench.suite import Cell, CellPattern, Suite, flattened
+from headway.lab.bench.suite import OWN, Cell, CellPattern, Suite, flattened
 
 #: Keys of the run that are not part of what is measured.
 _OF_NO_MATTER = ("name", "runs")
@@ -164,6 +164,8 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
         values["model.vocab_size"] = suite.vocab_size
     if cell.sequence_length > 2048:
         values["model.max_sequence_length"] = cell.sequence_length
+    if cell.model == OWN:
+        del values["model.preset"]
     written = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     config = override(Config(), [*written, *_overrides(suite)])
     # After the checks that do not depend on the strategy, so that all cells then have one reason.

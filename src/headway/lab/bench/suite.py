@@ -15,10 +15,11 @@ from pydantic import (
     PositiveInt,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from headway.config import SHAPES, Config
-from headway.config.base import Section
+from headway.config.base import Section, conflict
 from headway.config.checks.contradictions import combined
 from headway.config.loading.complaints import complaints
 from headway.config.loading.document import Entry, merged, parse
@@ -27,6 +28,8 @@ from headway.config.strategies import FOR_COPIES, STRATEGIES
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_given_bytes
 
+#: Stands for a model, and for data, of a task of the user's own.
+OWN = "task"
 SUITES = Path(__file__).parent / "suites"
 #: Added to the description of a suite that uses its `on_cpu` part.
 ON_CPU = "shapes for a machine without accelerator"
@@ -146,8 +149,9 @@ class Suite(Section):
     """Micro-batches of a worker in a step (in the weak case): gradient accumulation."""
     vocab_size: PositiveInt = 40_512
     """Token ids of synthetic data, and rows of the embedding; that of GPT (40,478), up to a multiple of 64."""
-    data: Literal["synthetic", "store"] = "synthetic"
-    """`synthetic`: rows computed from the seed, without input or output. `store`: the token store of `config.data`."""
+    data: Literal["synthetic", "store", "task"] = "synthetic"
+    """`synthetic`: rows computed from the seed, without input or output. `store`: the token store of `config.data`.
+    `task`: the dataset of a task of your own, where `config.task` names one."""
     warmup_steps: PositiveInt = 2
     """Steps before the measured ones."""
     steps: PositiveInt = 10
@@ -177,7 +181,18 @@ class Suite(Section):
     @field_validator("model")
     @classmethod
     def _known_models(cls, names: list[str]) -> list[str]:
-        return _known([name.lower() for name in names], list(SHAPES), "model")
+        return _known([name.lower() for name in names], [*SHAPES, OWN], "model")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_task(cls, values: Any) -> Any:
+        """Fill in the axes that mean nothing where the config has a task of its own."""
+        if not isinstance(values, dict) or not (values.get("config") or {}).get("task"):
+            return values
+        own = {"model": [OWN], "sequence_length": [1], "data": OWN}
+        for key in (key for key, value in own.items() if values.get(key, value) != value):
+            raise conflict(f"{key} is for language models, and the config has a task of its own", key)
+        return {**values, **own}
 
 
 def _known(names: Sequence[str], choices: Sequence[str], kind: str) -> list[str]:

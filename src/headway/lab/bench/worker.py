@@ -166,12 +166,17 @@ def _trained(spec: Spec, world: World) -> Measurement:
 
 def _task(spec: Spec, world: World) -> Task:
     from headway.lab.bench.synthetic import SyntheticFeed
+    from headway.training.own_task import build_task, own_run_task
     from headway.training.task import decoder_task, language_model_task
 
     config = spec.config
     grid = resolve_lanes(config, world.mesh.data)
     if spec.data == "store":
         task = language_model_task(config, grid, world.mesh, world.rank)
+        task.evaluation = None
+        return task
+    if config.task is not None:
+        task = own_run_task(config, build_task(config), grid, world.mesh, world.rank)
         task.evaluation = None
         return task
     feed = SyntheticFeed(config.seed, spec.vocab_size, config.train.sequence_length, grid)

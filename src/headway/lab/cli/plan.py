@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from headway.command_line import (
     seconds_of,
 )
 from headway.core.console import print_line, print_lines
-from headway.core.format import format_bytes, format_count, format_seconds
+from headway.core.format import counted, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ HELP = """Estimate the memory, speed, time and cost of a run on given machines, 
 
 Shows memory per worker by part, for every strategy and kind of activation checkpointing, and what fits; tokens per \
 second, MFU and time from a roofline; energy, and cost if cost.usd_per_hour or cost.offer is given; and the command to \
-run. No data is read.
+run. No data is read. A task of your own is measured instead, by some steps on this machine.
 
 [bold]Examples[/bold]
 
@@ -120,6 +120,10 @@ def plan(
     from headway.lab.plan.prepare import make_plan
 
     given = list(overrides or [])
+    if (own := _task_of_its_own(config, given)) is not None:
+        elsewhere = {"--gpus": gpus, "--memory-gib": memory_gib, "--tokens-per-second": tokens_per_second}
+        _plan_task(own, {**elsewhere, "--deadline": deadline, "--budget": budget}, as_json)
+        return
     if gpus is None or gpus.strip().lower() == "cpu":
         _check_options_of_machines(per_node, interconnect)
         loaded, given = _load_any_micro_batch(config, given)
@@ -162,6 +166,62 @@ def _no_machines() -> Exception:
         where="--deadline, --budget",
         fix="name them, several with commas: --gpus 8xH100,16xH100,8xA100",
     )
+
+
+def _task_of_its_own(config: Path, overrides: list[str]) -> Config | None:
+    """Return the config if it has a task of its own."""
+    from headway.config.loading.load import given_value
+
+    return load(config, overrides) if given_value(config, overrides, "task") is not None else None
+
+
+def _plan_task(config: Config, elsewhere: Mapping[str, Any], as_json: bool) -> None:
+    """Plan a task of the user's own: nothing is known of it but what some steps on this machine show.
+
+    Raises:
+        ConfigError: it is to be planned for other machines; or it cannot be trained here.
+    """
+    from headway.core.errors import ConfigError
+    from headway.cost.pricing import price_of
+    from headway.lab.bench.own_task import measure_task
+
+    asked = [name for name, value in elsewhere.items() if value is not None]
+    if asked:
+        raise ConfigError(
+            f"a task of your own is planned by trial steps on the machine, so {', '.join(asked)} cannot be known here",
+            where=", ".join(asked),
+            fix="leave it out, and plan on such a machine: headway plan CONFIG",
+        )
+    found, price = measure_task(config), price_of(config, config.parallel.workers)
+    assert config.train.steps is not None, "the config is resolved"
+    samples = config.train.batches.rows_before(config.train.steps)
+    seconds = samples / found.tokens_per_second
+    cost = None if price is None else seconds / 3600 * price.usd_per_hour
+    facts = {
+        "device": found.device,
+        "workers": config.parallel.workers,
+        "parameters": found.parameters,
+        "peak_memory_bytes": found.peak_memory_bytes,
+        "step_seconds": found.p50_step_seconds,
+        "samples_per_second": found.tokens_per_second,
+        "samples": samples,
+        "seconds": seconds,
+        "cost_usd": cost,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    free = "n/a (neither cost.usd_per_hour nor cost.offer is set)"
+    rows = [
+        ["parameters", format_count(found.parameters)],
+        ["memory", f"{format_bytes(found.peak_memory_bytes)} per worker at the peak of a step"],
+        ["step", f"{found.p50_step_seconds * 1000:,.1f} ms"],
+        ["speed", f"{format_count(found.tokens_per_second)} samples/s"],
+        ["time", f"{format_seconds(seconds)} for {format_count(samples)} samples"],
+        ["cost", free if cost is None else f"${cost:,.2f} at {price}"],
+    ]
+    workers = counted(config.parallel.workers, "worker")
+    print_table(["PLAN", f"{config.name}, measured here: {workers} on {found.device}"], rows)
 
 
 def _forecasts(

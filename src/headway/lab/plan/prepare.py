@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import override
 from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
+from headway.core.errors import ConfigError
 from headway.cost.pricing import Price, price_of
 from headway.lab.plan.layout import has_copied_experts
 from headway.lab.plan.recommend import (
@@ -169,6 +170,12 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         CheckpointError: the checkpoint to start from cannot be read.
         DataError: the tokenizer cannot be read.
     """
+    if config.task is not None:
+        raise ConfigError(
+            "a task of your own is planned by trial steps on the machines themselves",
+            where="task",
+            fix="run `headway plan` with this config on such a machine",
+        )
     config = _with_precision(config, machines)
     model, vocab_source = complete_model(config)
     table = options(config, model, machines)

@@ -34,12 +34,11 @@ def _profile(folder: Path, rank: int) -> None:
     from headway.run.session.attempt import RunOptions
     from headway.run.session.preflight import RunPlan
     from headway.run.session.session import run_in_this_process
-    from headway.training.task import language_model_task
 
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)
     try:
         plan = RunPlan.of(load_config(folder / "config.yaml"), RunOptions())
-        run_in_this_process(plan, language_model_task, [profiler])
+        run_in_this_process(plan, plan.make_task, [profiler])
     except Preempted:  # expected: the profiler stops the run after its last step
         if profiler.record is None:
             raise

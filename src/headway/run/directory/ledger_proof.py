@@ -273,7 +273,7 @@ def _plan(
     """Return the plan, and a function that gives the plan fingerprints that a commit up to a step may have."""
     recorded = str(dig(record.facts, "fingerprints", "data"))
     if dig(record.facts, "fingerprints", "tokenizer") is None:
-        # A run of `Trainer`: without segments only the ledger records the length of its dataset.
+        # A run of a task of its own: without segments only the ledger records the length of its dataset.
         rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
         if rows is None:
             raise CheckpointError("the ledger does not say how many rows the dataset has")

@@ -23,6 +23,7 @@ from headway.config.sections.segments import SEGMENTS, Segment, first_difference
 from headway.core.console import warning
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
 from headway.run.directory.ledger import Ledger
+from headway.training.average import AVERAGE
 from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState
 
@@ -86,9 +87,14 @@ def load_state(state: TrainState, store: CheckpointStore, info: CheckpointInfo, 
         CorruptionError: a machine reads other bytes than the first worker has verified.
     """
     blocks = state.prepare_to_load(info.manifest.has_moments)
+    is_average_there = any(name.startswith(AVERAGE) for name in info.manifest.tensors)
+    if not is_average_there:  # `train.ema` is new
+        blocks = {name: block for name, block in blocks.items() if not name.startswith(AVERAGE)}
     check_same_on_all_hosts(info, blocks, world.rank, world.gather_json)
     store.load_into(info, blocks, world.gather_json)
     state.loaded()
+    if state.average is not None and not is_average_there:
+        state.average.restart()
     state.take_cursor(info.cursor)
 
 

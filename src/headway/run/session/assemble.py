@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 
 from headway.config import Config, LaneGrid, OptimizerConfig, effective_strategy, find_strategy
+from headway.core.errors import ConfigError
 from headway.core.model_protocol import KeptElsewhere
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World
 from headway.training.assembled import Assembled
+from headway.training.average import WeightAverage
 from headway.training.optimizer import build_optimizer
+from headway.training.optimizer.groups import OwnGroup, limits_of, own_groups
 from headway.training.setup.cut_proof import check_shard_invariance
 from headway.training.setup.precision import apply_precision, muon_products
 from headway.training.staged import make_pipeline
@@ -32,21 +36,39 @@ def assemble(
         fresh: Whether training starts from the initial weights; otherwise weights are about to be loaded.
     """
     apply_precision(config.train, task.model.train(), world.device)
+    own = {} if task.parameter_groups is None else own_groups(task.model, task.parameter_groups)  # before it is cut
     strategy = _cut(config, task, world, fresh)
     elastic = config.determinism == "elastic"
     settings, updates_on = _updates(config.optimizer, config.parallel.strategy, world)
     products = muon_products(config.train.precision)
     optimizer = build_optimizer(
-        settings, task.model, updates_on, strategy.owns_for_update, elastic=elastic, products=products
+        settings, task.model, updates_on, strategy.owns_for_update, elastic=elastic, products=products, own=own
     )
     if elastic and find_strategy(config.parallel.strategy).cuts_parameters:
         check_shard_invariance(partial(build_optimizer, settings, elastic=True), updates_on, threads)
     engine = strategy if isinstance(strategy, Engine) else None
     if engine is not None:
         engine.take_over(optimizer)
-    state = TrainState(task.model, optimizer, engine=engine)
+        _check_engine(config, own)
+    average = None if config.train.ema is None else WeightAverage(task.model, config.train.ema)
+    state = TrainState(task.model, optimizer, engine=engine, average=average, clip_limits=limits_of(own))
     pipeline = make_pipeline(config.parallel, config.train.precision, task, world)
     return Assembled(config, task, state, strategy, world, grid, pipeline)
+
+
+def _check_engine(config: Config, own: Mapping[str, OwnGroup]) -> None:
+    """Check that nothing is asked for that a library which keeps weights and moments itself does not do.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if config.train.ema is not None or limits_of(own):
+        asked = "a limit for a group of parameters" if config.train.ema is None else "train.ema"
+        raise ConfigError(
+            f"DeepSpeed keeps weights and gradients to itself, so {asked} is not possible",
+            where="parallel.strategy, train.ema, parameter_groups",
+            fix=f"parallel.strategy={find_strategy(config.parallel.strategy).counterpart}",
+        )
 
 
 def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:

@@ -287,7 +287,7 @@ def final_step(config: Config, newest: tuple[int, Mapping[str, Any]] | None = No
     run, wanted = RunDirectory(config.run_directory), config.train.early_stopping
     if wanted is not None and (newest := newest or newest_manifest(run)) is not None:
         step, context = newest
-        if reason_to_stop(wanted, recorded_evaluations(context, run.path, step)) is not None:
+        if reason_to_stop(wanted, recorded_evaluations(context, run.path, step, wanted.metric)) is not None:
             return step
     return config.train.steps
 

@@ -108,7 +108,7 @@ def find_problems(config: Config, found: Problems, here: bool) -> None:
     found.of(lambda: check_keys_present(config.checkpoint))
     if config.loss is not None:
         found.of(lambda: identify_function(config.loss or "", "loss"))
-    if config.parallel.tensor > 1:
+    if config.parallel.tensor > 1 and config.task is None:
         found.of(lambda: _check_is_cut(config))
 
 

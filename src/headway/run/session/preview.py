@@ -28,8 +28,9 @@ from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_remote_usable, check_run
 from headway.run.session.parts import check_apart
 from headway.run.session.precision import with_precision
-from headway.run.session.preflight import examine
+from headway.run.session.preflight import RunPlan, examine
 from headway.telemetry.record import is_run, open_run
+from headway.training.own_task import try_loss
 from headway.training.setup.available import shortfalls
 
 # Number of segments of a mixture that are listed.
@@ -46,6 +47,8 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
         HeadwayError: the error that would have stopped the run.
     """
     config = with_precision(config, restart=options is not None and options.restart)
+    if config.task is not None:
+        return _preview_task(examine(config, options), options)
     plan = examine(config, options)
     if options is not None:
         check_apart(plan.config, options)
@@ -70,6 +73,27 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
             *_mixture(feed.plan),
             f"training   {train.batches.sum_in_words(steps)}: {format_count(tokens)} tokens, {epochs:.2f} epochs",
             *workers_lines(config, mesh, grid),
+        ]
+    )
+
+
+def _preview_task(plan: RunPlan, options: RunOptions | None) -> str:
+    """Describe the run of a task of the user's own, after trying its loss on its first samples."""
+    config, own, train = plan.config, plan.own, plan.config.train
+    assert own is not None and config.task is not None and train.steps is not None, "it was examined"
+    try_loss(config, own, plan.grid.micro_batch)
+    for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, plan.mesh.size)):
+        warning(line)
+    samples, held_out = len(own.dataset), "none" if own.validation is None else f"{len(own.validation):,}"
+    rows = train.batches.rows_before(train.steps)
+    readers = f"{config.data.processes} processes a worker" if config.data.processes else "a thread"
+    return "\n".join(
+        [
+            *_run(config, options, plan.fingerprints["data"]),
+            f"task       {config.task.function}: {format_count(plan.facts()['parameters'])} parameters",
+            f"data       {samples:,} samples, {held_out} for validation, read by {readers}",
+            f"training   {train.batches.sum_in_words(train.steps)}: {rows / samples:.2f} epochs",
+            *workers_lines(config, plan.mesh, plan.grid),
         ]
     )
 

@@ -78,7 +78,7 @@ def evaluation_history(joined: Joined, start: Start, step: int, context: dict[st
         return None
     known = None
     if joined.world.is_first:
-        known = recorded_evaluations(start.info.context if start.info else None, joined.run.path, step)
+        known = recorded_evaluations(start.info.context if start.info else None, joined.run.path, step, wanted.metric)
     context[EVALUATIONS] = joined.world.gather_json(known)[0]
     return EvaluationHistory(wanted, context)
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from headway.config import Config
 from headway.core.console import flush_streams
 from headway.core.process.command import module_command
+from headway.core.process.exit import die_with_parent
 from headway.core.process.signals import STOP_SIGNALS, reset
 from headway.core.process.waiting import wait_until
 from headway.core.startup.garbage import pause_collection, resume_collection
@@ -26,7 +27,6 @@ from headway.run.supervisor.agent import load_training
 from headway.run.supervisor.attempt_process import run_attempt
 from headway.run.supervisor.messages import AttemptChannel, AttemptMessage, Order, SentConfig
 from headway.run.supervisor.processes import can_be_copied
-from headway.run.supervisor.worker import die_with_parent
 
 
 class AttemptProcess:
@@ -95,6 +95,8 @@ def has_data(config: Config) -> bool:
 
     The attempt reports a missing store at once, if nothing is loaded first.
     """
+    if config.task is not None:
+        return True
     return config.data.remote is not None or (config.data.store / MANIFEST).exists()
 
 

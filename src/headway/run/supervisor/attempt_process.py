@@ -73,10 +73,9 @@ def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
         check_cost(config, options)
     if config.parallel.all_workers == 1:
         from headway.run.session.session import run_in_this_process
-        from headway.training.task import language_model_task
 
         plan = RunPlan.of(config, options)
-        run_in_this_process(plan, language_model_task, own=lambda *_: _reporting(config, attempt), own_process=True)
+        run_in_this_process(plan, plan.make_task, own=lambda *_: _reporting(config, attempt), own_process=True)
     else:
         run_agent(config, attempt)
 
@@ -85,9 +84,8 @@ def _run_first(channel: AttemptChannel, config: Config, options: RunOptions) -> 
     plan = examine(config, options, begins=True)
     if plan.mesh.size == 1:
         from headway.run.session.session import run_in_this_process
-        from headway.training.task import language_model_task
 
-        run_in_this_process(plan, language_model_task, own=partial(_only_worker, channel), own_process=True)
+        run_in_this_process(plan, plan.make_task, own=partial(_only_worker, channel), own_process=True)
     elif not (options.leave_finished and is_finished(plan.config, plan.fingerprints, options)):
         run_agent(plan.config, _begin(channel, plan.config, plan.fingerprints, plan.facts()))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import os
 import signal
@@ -20,7 +19,7 @@ from headway.core.coordination.heartbeat import open_heartbeat
 from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, HeadwayError, explain_refusal, fix_for
 from headway.core.files.atomic import append_json_line, write_json
-from headway.core.process.exit import end, exit_process
+from headway.core.process.exit import die_with_parent, end, exit_process
 from headway.run.directory.run_directory import attempt_folder, worker_log
 from headway.run.supervisor.error_report import ErrorReport
 
@@ -44,10 +43,9 @@ def main() -> None:
         from headway.run.session.attempt import RunOptions
         from headway.run.session.preflight import RunPlan
         from headway.run.session.session import run_in_this_process
-        from headway.training.task import language_model_task
 
         plan = RunPlan.of(load_config(folder / "config.yaml"), RunOptions())
-        run_in_this_process(plan, language_model_task, own_process=True)
+        run_in_this_process(plan, plan.make_task, own_process=True)
     exit_process(0)
 
 
@@ -127,17 +125,6 @@ def begin_process() -> None:
     atexit.register(end)
     redact_streams()
     die_with_parent()
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that the agent's death leaves no writing orphans."""
-    if sys.platform != "linux":
-        return
-    pr_set_pdeathsig = 1
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the request was in place
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

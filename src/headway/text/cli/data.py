@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load_text, print_json
 from headway.core.console import print_line, print_lines
 from headway.core.user_command import suggest
 from headway.text.cli import importing, inspect, listing, preview
@@ -80,7 +80,7 @@ def prepare(
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if not dry_run:
         begin_loading_named(config, overrides or [])
-    loaded = load(config, overrides, trains=False)
+    loaded = load_text(config, overrides, trains=False)
     settings = loaded.data
     for problem in vocabulary_problems(loaded.data, loaded.model.from_pretrained):
         raise problem

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import JsonOption, OverridesArgument, check_folder, load, print_json, print_table, writing
+from headway.command_line import (
+    JsonOption,
+    OverridesArgument,
+    check_folder,
+    load_text,
+    print_json,
+    print_table,
+    writing,
+)
 from headway.core.console import exact_results, print_line, print_lines
 
 # Columns of the table of duplicates, and their names in the report of the search.
@@ -123,7 +131,7 @@ def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) 
     from headway.data.feeding.segmented import plan_of
     from headway.data.feeding.training_rows import training_rows
 
-    settings = load(config, overrides, trains=False)
+    settings = load_text(config, overrides, trains=False)
     mixed, steps = is_mixed(settings.data), settings.train.steps
     if mixed and steps is None:
         return {}
@@ -234,7 +242,7 @@ def open_store(path: Path, overrides: list[str] | None, *, check: bool = True) -
 
     if path.is_dir():
         return TokenStore.open(path, check=check)
-    return remote_store.open_store(load(path, overrides, trains=False).data, check=check)
+    return remote_store.open_store(load_text(path, overrides, trains=False).data, check=check)
 
 
 def register(data: typer.Typer) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load_text, print_json, print_table
 from headway.core.console import exact_results, print_line
 from headway.core.format import printable
 
@@ -44,7 +44,7 @@ def preview(
     from headway.data.remote_store import open_store
     from headway.run.session.completed import in_steps
 
-    settings = in_steps(load(config, overrides))
+    settings = in_steps(load_text(config, overrides))
     grid = resolve_grid(settings, settings.parallel.workers)
     view = preview_step(settings, grid, open_store(settings.data), step, rows or None)
     with exact_results():

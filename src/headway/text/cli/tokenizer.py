@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load, print_json, writing
+from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load_text, print_json, writing
 from headway.core.console import exact_results, print_line
 from headway.core.user_command import suggest
 from headway.text.cli import tokenizer_extend
@@ -46,7 +46,7 @@ def train(
     from headway.text.reading.sources import find_sources
     from headway.text.tokenizing.train import train_tokenizer
 
-    settings = load(config, overrides, trains=False).data
+    settings = load_text(config, overrides, trains=False).data
     wanted = settings.tokenizer
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
     trained, _ = train_tokenizer(sources, wanted.vocab_size, wanted.training_bytes, wanted.pattern)
@@ -111,7 +111,7 @@ def inspect(
     sample = [as_utf8(text, "--text")] if text is not None else []
     special = False
     if not path.is_dir() and path.suffix in (".yaml", ".yml"):
-        settings = load(path, overrides, trains=False).data
+        settings = load_text(path, overrides, trains=False).data
         sample = sample or list(
             sample_text(find_sources(settings.sources, most=settings.max_document_bytes), _SAMPLE_BYTES)
         )
@@ -182,7 +182,7 @@ def compare(
     from headway.text.tokenizing.train import sample_text
 
     overrides, paths = _sorted_arguments(tokenizers or [])
-    settings = load(config, overrides, trains=False).data
+    settings = load_text(config, overrides, trains=False).data
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
     share = _bytes(sample) // len(sources)
     samples = {source.name: list(sample_text([source], share)) for source in sources}

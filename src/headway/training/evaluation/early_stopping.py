@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.config.sections.early_stopping import EVALUATIONS, EarlyStoppingConfig, evaluations_in, reason_to_stop
+from headway.core.errors import ConfigError
 from headway.telemetry.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from headway.training.evaluation.evaluate import Evaluation
 
 
 class EvaluationHistory:
-    """The losses on held-out text of a run, which every worker knows.
+    """The losses on held-out data of a run, or another figure of its evaluations, which every worker knows.
 
     They are in the context of every checkpoint, so that an attempt on another machine decides alike.
 
@@ -24,9 +28,21 @@ class EvaluationHistory:
     def __init__(self, wanted: EarlyStoppingConfig, context: dict[str, Any]) -> None:
         self._wanted, self._context = wanted, context
 
-    def add(self, step: int, loss: float) -> None:
-        """Add the evaluation of the current step."""
-        self._context[EVALUATIONS] = [*evaluations_in(self._context, step - 1), _entry(step, loss)]
+    def add(self, step: int, result: Evaluation) -> None:
+        """Add the evaluation of the current step.
+
+        Raises:
+            ConfigError: it does not give the metric that counts.
+        """
+        values = {"evaluation/loss": result.loss, **result.figures}
+        name = self._wanted.metric
+        if name not in values:
+            raise ConfigError(
+                f"early stopping goes by {name}, and an evaluation gives {', '.join(values)}",
+                where="train.early_stopping.metric",
+                fix=f"train.early_stopping.metric={next(reversed(values))}",
+            )
+        self._context[EVALUATIONS] = [*evaluations_in(self._context, step - 1), _entry(step, values[name])]
 
     def go_back(self, step: int) -> None:
         """Remove the evaluations after a step to which the run has gone back: they are of other weights."""
@@ -41,7 +57,9 @@ class EvaluationHistory:
         return reason_to_stop(self._wanted, evaluations_in(self._context, step))
 
 
-def recorded_evaluations(context: Mapping[str, Any] | None, run: Path, step: int) -> list[Any]:
+def recorded_evaluations(
+    context: Mapping[str, Any] | None, run: Path, step: int, metric: str = "evaluation/loss"
+) -> list[Any]:
     """Return the evaluations up to a step: those of its checkpoint, or of the history if the checkpoint has none.
 
     A step that was saved without its evaluation is evaluated by the next attempt, so only the history has that one.
@@ -49,7 +67,7 @@ def recorded_evaluations(context: Mapping[str, Any] | None, run: Path, step: int
     kept = None if context is None or EVALUATIONS not in context else evaluations_in(context, step)
     if kept and kept[-1][0] == step:
         return kept
-    steps, losses = read_metrics(run).series("evaluation/loss")
+    steps, losses = read_metrics(run).series(metric)
     history = [_entry(at, loss) for at, loss in zip(steps.tolist(), losses.tolist(), strict=True) if at <= step]
     return history if kept is None else [*kept, *(entry for entry in history if entry[0] == step)]
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.statistics import perplexity
+from headway.core.types import MicroBatch
 from headway.parallel.pipeline import Pipeline
 from headway.parallel.world import World
+from headway.training.figures import Counts
 from headway.training.setup.precision import autocast
 from headway.training.step import exact_sum
 from headway.training.task import BatchList, HasReplay, Objective, to_device
@@ -33,6 +35,8 @@ class Evaluation:
     items: int
     replay: Evaluation | None = None
     """The loss on replayed sources, which the other numbers leave out; None if there are none."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of a task of the user's own, and the parts of its loss, by their whole names."""
 
     @property
     def perplexity(self) -> float:
@@ -66,12 +70,17 @@ def evaluate(
     agreement, left = _Agreement(world, stopped), False
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    for index in range(world.data_rank, -(-batches // size) * size, size):
+    figures, counted = objective.figures, Counts()
+    if figures is not None:
+        figures.take()  # discards those of passes outside of evaluations
+    mine = range(world.data_rank, -(-batches // size) * size, size)
+    read = in_order(feed, [min(index, batches - 1) for index in mine])
+    for index in mine:
         left = agreement.stop_requested()
         if left:
             break
         beat(Phase.DATA)  # reading waits here, too, when the store is unavailable for a while
-        batch = feed.batch(min(index, batches - 1))
+        batch = next(read)
         beat(Phase.EVALUATION)
         here = to_device(batch, world.device)
         if pipeline is not None:
@@ -82,6 +91,10 @@ def evaluate(
         if index < batches:
             sums[index] = float(loss) if world.counts_loss else 0.0
             items[index] = float(objective.count_items(batch)) if world.counts_items else 0.0
+        if figures is not None:
+            found = figures.take()
+            counted += found if index < batches else []
+    read.close()
     for module, mode in modes:  # one by one: a frozen module may have been in evaluation mode before
         module.training = mode
     if left:
@@ -95,8 +108,20 @@ def evaluate(
         return Evaluation(total / count if count else math.nan, count, replay)
 
     if not isinstance(feed, HasReplay):
-        return over(0, batches)
+        whole = over(0, batches)
+        if figures is None:
+            return whole
+        everyone = [row for worker in world.gather_json(counted) for row in worker]
+        return replace(whole, figures=figures.of_evaluation(everyone))
     return over(0, feed.replay_from, over(feed.replay_from, batches))
+
+
+def in_order(feed: BatchList, indices: Sequence[int]) -> Generator[MicroBatch]:
+    """Yield micro-batches of a list, read ahead where it can do that."""
+    if hasattr(feed, "ahead"):
+        yield from feed.ahead(indices)
+    else:
+        yield from map(feed.batch, indices)
 
 
 class _Agreement:

@@ -65,19 +65,20 @@ class LoopEvaluation:
         task = job.task
         step = job.state.cursor.step
         assert task.evaluation is not None
-        result = evaluate(
-            task.evaluated or task.objective,
-            job.state.model,
-            task.evaluation,
-            job.world,
-            precision=job.config.train.precision,
-            pipeline=job.assembled.pipeline,
-            stopped=lambda: self._signals.stop,
-        )
+        with job.state.averaged():
+            result = evaluate(
+                task.evaluated or task.objective,
+                job.state.model,
+                task.evaluation,
+                job.world,
+                precision=job.config.train.precision,
+                pipeline=job.assembled.pipeline,
+                stopped=lambda: self._signals.stop,
+            )
         if result is None:
             return False
         if job.evaluations is not None and result.items:
-            job.evaluations.add(step, result.loss)
+            job.evaluations.add(step, result)
         for callback in job.callbacks:
             callback.on_evaluation(job, step, result)
         return True

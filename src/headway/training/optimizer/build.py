@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,7 @@ from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.combined import Combined
 from headway.training.optimizer.eager import eager, keep_compiler_out
 from headway.training.optimizer.eight_bit import eight_bit_adamw
+from headway.training.optimizer.groups import OwnGroup
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.muon import ProjectionMuon
 from headway.training.optimizer.offload import HostOffload
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from headway.config import OptimizerConfig
 
+_NO_GROUP = OwnGroup(0)
 _HOST = torch.device("cpu")
 
 
@@ -42,6 +46,7 @@ def build_optimizer(
     *,
     elastic: bool = False,
     products: torch.dtype = torch.bfloat16,
+    own: Mapping[str, OwnGroup] = MappingProxyType({}),
 ) -> Optimizer:
     """Build the optimizer of `optimizer.name`.
 
@@ -52,6 +57,7 @@ def build_optimizer(
         elastic: The bits must not depend on where a matrix is cut, as those of AdamW's fused kernel for the CPU do
             (`training.optimizer.whole_vectors`, checked by `training.setup.cut_proof`).
         products: The type of Muon's own matrix products.
+        own: By name, the groups of parameters of a task of the user's own.
 
     Raises:
         ConfigError: the optimizer cannot work on parts of matrices, or its library is missing; or moments are to be
@@ -63,6 +69,8 @@ def build_optimizer(
     hidden = {id(p) for p in hidden_matrices(model)}
     scales = model.rate_scales() if isinstance(model, ScalesRates) else {}
     fusions = model.fusions() if isinstance(model, FusesProjections) else {}
+    chosen = [name for name, p in model.named_parameters() if p.requires_grad and updates(p)]
+    groups = [own.get(name, _NO_GROUP) for name in chosen] if own else []
     inputs = OptimizerInputs(
         config,
         device,
@@ -72,13 +80,24 @@ def build_optimizer(
         [id(p) in hidden for p in trainable],
         [scales.get(p, 1.0) for p in trainable],
         [fusions.get(p) for p in trainable],
+        groups,
     )
-    _, build = load_function(find_optimizer(config.name).build, "optimizer.name")
+    build = partial(_build_all, sorted({group.optimizer for group in own.values() if group.optimizer is not None}))
     if not config.offload:
         built: Optimizer = build(inputs)
         return built
     check_offload(device)
     return HostOffload(trainable, lambda copies: build(replace(inputs, parameters=copies, device=_HOST)), _HOST)
+
+
+def _build_all(others: Sequence[str], inputs: OptimizerInputs) -> Optimizer:
+    """Build the optimizer of the config, and those that groups of parameters have of their own."""
+    apart = [inputs.of_optimizer(name) for name in (None, *others)] if others else [inputs]
+    parts: list[Optimizer] = []
+    for mine in [one for one in apart if one.parameters] or [inputs]:
+        _, build = load_function(find_optimizer(mine.config.name).build, "optimizer.name")
+        parts.append(build(mine))
+    return parts[0] if len(parts) == 1 else Combined(parts)
 
 
 def check_offload(device: torch.device) -> None:
@@ -110,17 +129,25 @@ class OptimizerInputs:
     """For each parameter, its learning rate as a multiple of that of the run; empty if all have that."""
     fusions: Sequence[Fusion | None] = ()
     """For each parameter, how it holds the matrices of several projections; empty if none does."""
+    own: Sequence[OwnGroup] = ()
+    """For each parameter, its group in a task of the user's own; empty if there are no groups."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the parameters with and without decay, by mesh of workers: a kernel takes those of one mesh at a
         time."""
-        groups: dict[tuple[bool, Any, float], dict[str, Any]] = {}
-        rates = self.rates or [1.0] * len(self.parameters)
-        for p, rate in sorted(zip(self.parameters, rates, strict=True), key=lambda pair: pair[0].ndim < 2):
+        groups: dict[tuple[bool, Any, float, int], dict[str, Any]] = {}
+        rates, own = self.rates or [1.0] * len(self.parameters), self.own or [_NO_GROUP] * len(self.parameters)
+        for p, rate, of in sorted(zip(self.parameters, rates, own, strict=True), key=lambda one: one[0].ndim < 2):
             decay = 0.0 if p.ndim < 2 else self.config.weight_decay
+            scale = rate * of.lr_scale
             group = groups.setdefault(
-                (p.ndim < 2, getattr(p, "device_mesh", None), rate),
-                {"params": [], "weight_decay": decay, **({} if rate == 1.0 else {"lr_scale": rate})},
+                (p.ndim < 2, getattr(p, "device_mesh", None), scale, of.number),
+                {
+                    "params": [],
+                    "weight_decay": decay if of.weight_decay is None else of.weight_decay,
+                    **({} if scale == 1.0 else {"lr_scale": scale}),
+                    **({"own": of.number} if of.number else {}),
+                },
             )
             group["params"].append(p)
         return list(groups.values())
@@ -134,11 +161,22 @@ class OptimizerInputs:
 
     def only(self, hidden: bool) -> OptimizerInputs:
         """Return a copy for the parameters that are hidden matrices, or for the others."""
-        chosen = [index for index, yes in enumerate(self.is_hidden) if yes == hidden]
+        return self._chosen([index for index, yes in enumerate(self.is_hidden) if yes == hidden])
+
+    def of_optimizer(self, name: str | None) -> OptimizerInputs:
+        """Return a copy for the parameters whose group names an optimizer, with its config; None: for the others."""
+        config = self.config
+        if name is not None:
+            given = {key: getattr(config, key) for key in config.model_fields_set}
+            config = type(config).model_validate({**given, "name": name}).completed()
+        return replace(self._chosen([n for n, of in enumerate(self.own) if of.optimizer == name]), config=config)
+
+    def _chosen(self, chosen: Sequence[int]) -> OptimizerInputs:
         return replace(
             self,
             parameters=[self.parameters[index] for index in chosen],
-            is_hidden=[hidden] * len(chosen),
+            is_hidden=[self.is_hidden[index] for index in chosen],
+            own=[self.own[index] for index in chosen] if self.own else (),
             rates=[self.rates[index] for index in chosen] if self.rates else (),
             fusions=[self.fusions[index] for index in chosen] if self.fusions else (),
         )
@@ -201,7 +239,8 @@ def build_muon(inputs: OptimizerInputs) -> Optimizer:
             "momentum": config.momentum,
             "adjust_lr_fn": "match_rms_adamw",
         }
-        parts.append(ProjectionMuon(hidden.parameters, inputs.products, hidden.known_fusions(), **options))
+        chosen = hidden.groups() if hidden.own else hidden.parameters
+        parts.append(ProjectionMuon(chosen, inputs.products, hidden.known_fusions(), **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 

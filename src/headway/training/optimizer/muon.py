@@ -33,7 +33,7 @@ class ProjectionMuon(torch.optim.Muon):
 
     def __init__(
         self,
-        params: Sequence[nn.Parameter],
+        params: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
         products: torch.dtype = torch.bfloat16,
         fusions: Mapping[nn.Parameter, Fusion] | None = None,
         **options: Any,

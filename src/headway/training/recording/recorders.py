@@ -76,6 +76,8 @@ class Recorder(Callback):
         if not self._has_trained and "train/loss" in metrics:  # a skipped step has no other metrics
             self._has_trained = True
             evaluated = EVALUATED if job.task.is_language_model else EVALUATED[:1]
+            if job.task.objective.figures is not None:
+                evaluated = (*evaluated, *job.task.objective.figures.evaluated)
             _warn_of_unknown_best(job.config.checkpoint, step, metrics, evaluated)
         self._log.begin(step, metrics)
         self._line.step(step, metrics)
@@ -88,6 +90,7 @@ class Recorder(Callback):
         if result.replay is not None and result.replay.items:
             values["evaluation/replay_loss"] = result.replay.loss
             values["evaluation/replay_perplexity"] = result.replay.perplexity
+        values |= result.figures
         if values:
             self._log.write(step, values)
         if step < job.total_steps and job.ends_at(step):
@@ -95,7 +98,8 @@ class Recorder(Callback):
             # will not be trained.
             self._line.close(is_over=True)
         if result.items:
-            self._line.evaluation(step, result.loss, None if result.replay is None else result.replay.loss)
+            replay = None if result.replay is None else result.replay.loss
+            self._line.evaluation(step, result.loss, replay, result.figures)
         else:
             warning(f"step {step:,}: no token of the rows for validation is trained, so there is no validation loss")
 

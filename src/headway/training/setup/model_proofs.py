@@ -1,4 +1,4 @@
-"""What a pretrained model of transformers does, found out by running it before its first step.
+"""What a model of others does, of transformers or of the user's own, found out by running it before its first step.
 
 There are too many models, and they change too often, to go by their names. Each proof is about the very model and
 config of the run. Results that training depends on are kept in its checkpoints, so a resumed run trains as it began.
@@ -54,6 +54,8 @@ def prove_model(assembled: Assembled, kept: Mapping[str, Any] | None) -> dict[st
     task = assembled.task
     device = assembled.world.device
     model = task.model
+    if kept is None and config.task is not None and config.determinism != "off":
+        _prove_own(assembled)
     if not isinstance(model, TransformersModel):
         if kept is None and config.model.from_pretrained is not None and config.model.experts is not None:
             notice(balance_in_words(config.model))
@@ -94,6 +96,18 @@ def prove_model(assembled: Assembled, kept: Mapping[str, Any] | None) -> dict[st
             fix="determinism=off",
         ) from error
     return {PROOFS: {**found, "kernels": model.kernels()}}
+
+
+def _prove_own(assembled: Assembled) -> None:
+    """Check that a task of the user's own has a loss to differentiate, and gives equal bits when computed twice.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    device = assembled.world.device
+    batch = to_device(assembled.task.feed.batch(0, 0)[0], device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        _check_repeats(assembled, batch)
 
 
 def _passes(assembled: Assembled, model: TransformersModel, batch: MicroBatch) -> dict[str, Any]:
@@ -280,11 +294,16 @@ def _check_repeats(assembled: Assembled, batch: MicroBatch) -> None:
     Raises:
         ConfigError: they do not, so `determinism` could not be kept.
     """
-    first, second = (_checksums_of_pass(assembled, batch) for _ in range(2))
+    checksums = []
+    for _ in range(2):
+        with kept_buffers(assembled.task.model):  # a pass may change them
+            checksums.append(_checksums_of_pass(assembled, batch))
+    first, second = checksums
     differing = [name for name in first if first[name] != second.get(name)]
     if any(worker[0] for worker in assembled.world.gather([float(len(differing))])):
         where = differing[0] if differing else "another worker's part"
-        name = type(cast(TransformersModel, assembled.task.model).causal).__name__
+        trained = assembled.task.model
+        name = type(trained.causal if isinstance(trained, TransformersModel) else trained).__name__
         raise ConfigError(
             f"two backward passes of {name} on the same rows differ (in the gradient of {where}), so no run could"
             " repeat its bits",

@@ -15,7 +15,7 @@ from headway.config import Batches, Config
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
 from headway.core.types import Feed
-from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, dataset_plan
+from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, Reader, dataset_plan
 from headway.data.feeding.evaluation_feed import EvaluationFeed
 from headway.data.feeding.plan import PlainPlan
 from headway.data.feeding.token_feed import TokenFeed
@@ -177,7 +177,7 @@ class Squares:
 
 
 def test_any_dataset_can_be_fed() -> None:
-    feed = DatasetFeed(Squares(10), plan_of_rows(10), **DATASET)
+    feed = DatasetFeed(Reader(Squares(10)), plan_of_rows(10), **DATASET)
     assert feed.rows == 10 and feed.rows_by_source(2, 5) == {"dataset": 72}
     seen = []
     for step in range(5):
@@ -186,14 +186,14 @@ def test_any_dataset_can_be_fed() -> None:
                 assert x.shape == (3, 1) and torch.equal(x[:, 0].long() ** 2, y)
                 seen += x[:, 0].long().tolist()
     assert all(sorted(seen[i : i + 10]) == list(range(10)) for i in range(0, 120, 10))
-    lists = DatasetFeed(Squares(10), plan_of_rows(10), **DATASET, collate=lambda rows: [y for _, y in rows])
+    lists = DatasetFeed(Reader(Squares(10), collate=lambda rows: [y for _, y in rows]), plan_of_rows(10), **DATASET)
     assert lists.batch(0, 0) == [[i * i for i in seen[:3]], [i * i for i in seen[3:6]]]
     with pytest.raises(DataError, match="no rows"):
         dataset_plan(Config(), 0)
 
 
 def test_a_dataset_is_fed_in_batches_that_grow() -> None:
-    feed = DatasetFeed(Squares(100), plan_of_rows(100, (0, 4), (2, 12)), lanes=2, micro_batch=2)
+    feed = DatasetFeed(Reader(Squares(100)), plan_of_rows(100, (0, 4), (2, 12)), lanes=2, micro_batch=2)
     seen = []
     for step, micro_batches in enumerate([1, 1, 3, 3]):
         for lane in range(2):
@@ -215,7 +215,7 @@ def test_a_short_evaluation_row_can_be_cut_into_equal_parts(store: TokenStore) -
 
 
 def test_a_dataset_is_evaluated_in_order_and_whole() -> None:
-    feed = DatasetEvaluationFeed(Squares(10), micro_batch=4)
+    feed = DatasetEvaluationFeed(Reader(Squares(10)), micro_batch=4)
     assert [batch[0][:, 0].tolist() for batch in map(feed.batch, range(len(feed)))] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
@@ -226,7 +226,7 @@ def test_a_dataset_is_evaluated_in_order_and_whole() -> None:
 
 
 def test_feeds_keep_the_shared_protocol(store: TokenStore) -> None:
-    feeds: list[Feed] = [feed_of(store), DatasetFeed(Squares(4), plan_of_rows(4), **DATASET)]
+    feeds: list[Feed] = [feed_of(store), DatasetFeed(Reader(Squares(4)), plan_of_rows(4), **DATASET)]
     for feed in feeds:
         assert sum(feed.rows_by_source(0, 2).values()) == 48
 

@@ -78,7 +78,8 @@ def is_finished_in_tier(config: Config) -> bool:
     with with_variables(ONE_THREAD):
         from headway.run.session.completed import completed
     try:
-        config, _ = completed(config)  # checkpoints know their run by its complete config
+        if config.task is None:
+            config, _ = completed(config)  # checkpoints know their run by its complete config
         identity = run_identity(config)
         tier = find_tier(remote, identity, patience_seconds=_STORE_SECONDS)
         identity = resolve_identity(tier, identity)
