@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import headway
 from headway.checkpoint.store import CheckpointStore
-from headway.config import Config
+from headway.config import Config, resolve
 from headway.core.errors import ConfigError
 from headway.telemetry.metrics import read_metrics
 from headway.training.figures import Figures, metric_of
@@ -124,7 +124,7 @@ def config(folder: Path, function: Callable[..., Any], **more: Any) -> Config:
         "telemetry": {"report": False},
         **more,
     }
-    return Config.model_validate(values).resolved()
+    return resolve(Config.model_validate(values))
 
 
 @torch.no_grad()

@@ -192,7 +192,8 @@ def _plan_task(config: Config, elsewhere: Mapping[str, Any], as_json: bool) -> N
             where=", ".join(asked),
             fix="leave it out, and plan on such a machine: headway plan CONFIG",
         )
-    found, price = measure_task(config), price_of(config, config.parallel.workers)
+    found = measure_task(config)
+    price = price_of(config.cost, config.usd_per_hour, config.parallel.workers)
     assert config.train.steps is not None, "the config is resolved"
     samples = config.train.batches.rows_before(config.train.steps)
     seconds = samples / found.tokens_per_second
