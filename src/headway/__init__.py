@@ -58,8 +58,8 @@ _HOMES = {
 
 __all__ = [
     "load_config", "override", "Config", "prepare", "train", "evaluate", "generate", "export", "Run", "Trainer", "Task",
-    "Metric", "Callback", "HeadwayError", "TokenStore", "OptimizerSpec", "StrategySpec", "Sink", "Launcher", "check_model",
-    "ray",
+    "Metric", "Callback", "HeadwayError", "TokenStore", "OptimizerSpec", "StrategySpec", "Sink", "Launcher",
+    "check_model", "ray",
 ]  # fmt: skip
 
 

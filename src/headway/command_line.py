@@ -200,7 +200,7 @@ def load_text(path: Path, overrides: list[str] | None, *, trains: bool = True) -
     Raises:
         ConfigError: as `load`; or the config has a task of its own.
     """
-    from headway.config.sections.task import check_is_language_model
+    from headway.config.checks.own_task import check_is_language_model
 
     loaded = load(path, overrides, trains=trains)
     check_is_language_model(loaded, "data")

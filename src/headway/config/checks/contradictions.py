@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 
 from headway.config.checks.credentials import credential_problems
+from headway.config.checks.own_task import task_problems
 from headway.config.derived.deepspeed import deepspeed_problems
 from headway.config.derived.experts import parallel_problems
 from headway.config.derived.lanes import LaneGrid, divisors, nearest, resolve_lanes
@@ -25,7 +26,6 @@ from headway.config.sections.data import named_sources, tokenizer_problems
 from headway.config.sections.early_stopping import early_stopping_problems
 from headway.config.sections.losses import loss_problems
 from headway.config.sections.model import division_problems, pretrained_problems
-from headway.config.sections.task import task_problems
 from headway.config.strategies import find_strategy, simplest_strategy
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
