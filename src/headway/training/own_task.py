@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from headway.core.files.hashes import fingerprint
 from headway.core.functions import load_function
 from headway.core.own_code import identity_of_sources, import_from, sources_of
 from headway.core.random import derive_seed
+from headway.core.types import Checkpointing
 from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, Reader, dataset_plan
 from headway.models.decoder import Decoder
 from headway.training.custom_loss import check_differentiable
@@ -356,7 +357,7 @@ def _dataset_code(dataset: Any, seen: set[int] | None = None) -> list[Any]:
     return found
 
 
-def _set_activation_checkpointing(model: nn.Module, mode: Literal["none", "selective", "full"]) -> None:
+def _set_activation_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
     """Apply `train.activation_checkpointing`, which only the native decoder implements.
 
     Raises:
