@@ -86,11 +86,14 @@ def test_a_backward_pass_computes_again_on_the_cpu_alone(config: Config, device:
 
 
 def test_what_is_known_of_a_layer_is_found_again_wherever_its_shape_comes_from(config: Config) -> None:
-    key = compiling._key(config, torch.device("cpu"), 2)
+    def key_of(given: Config) -> str:
+        return compiling._key(given.model, given.train, given.determinism, torch.device("cpu"), 2)
+
+    key = key_of(config)
     for change in ({"preset": None}, {"from_pretrained": Path("elsewhere")}, {"layers": 99}):
         other = config.model_copy(update={"model": config.model.model_copy(update=change)})
-        assert compiling._key(other, torch.device("cpu"), 2) == key, change
-    assert compiling._key(override(config, ["model.ffn_dim=64"]), torch.device("cpu"), 2) != key
+        assert key_of(other) == key, change
+    assert key_of(override(config, ["model.ffn_dim=64"])) != key
 
 
 def test_too_many_shapes_are_refused_instead_of_computed_otherwise(

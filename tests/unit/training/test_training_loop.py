@@ -16,6 +16,7 @@ import torch
 
 from headway.api import train
 from headway.checkpoint.save.fence import Fenced, OwnerUnknown
+from headway.checkpoint.save.outstanding_saves import OutstandingSaves
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.store import CheckpointStore
 from headway.config import load_config
@@ -186,13 +187,13 @@ def test_training_goes_on_when_the_disk_hangs(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEADWAY_FAULTS", "hang@checkpoint.shard")
-    ended = CheckpointWriter._process_ended
+    ended = OutstandingSaves._process_ended
 
-    def once(self: CheckpointWriter, *how: Any, **more: Any) -> None:
+    def once(self: OutstandingSaves, *how: Any, **more: Any) -> None:
         self._settings = replace(self._settings, stalled_seconds=600.0)  # the machine of this test may be busy
         ended(self, *how, **more)
 
-    monkeypatch.setattr(CheckpointWriter, "_process_ended", once)
+    monkeypatch.setattr(OutstandingSaves, "_process_ended", once)
     allowed = ["supervise.hang_seconds=3", "supervise.save_seconds=6", "supervise.enabled=false"]
     run = train(load_config(tiny(), [*allowed, "train.steps=4"]))
     assert run.metrics.series("checkpoint/failed_step")[1].tolist() == [2.0]

@@ -320,7 +320,7 @@ def test_moments_in_host_memory_are_of_whole_parameters_or_of_shards_but_not_of_
 def test_a_missing_library_is_said_before_there_is_a_run(
     monkeypatch: pytest.MonkeyPatch, values: dict[str, dict[str, object]], what: str
 ) -> None:
-    monkeypatch.setattr("headway.training.setup.available.find_spec", lambda name: None)
+    monkeypatch.setattr("headway.run.session.parts.find_spec", lambda name: None)
     train = {"steps": 1, **values.get("train", {})}
     config = resolve(Config.model_validate({**values, "train": train}))
     with pytest.raises(ConfigError, match=f"{what}' needs torchao") as error:
