@@ -110,7 +110,7 @@ def test_malformed_documents_can_be_skipped_and_are_listed(place: Path) -> None:
     ("override", "says"),
     [
         ("train.stepz=3", "did you mean train.steps?"),
-        ("train.steps=many", "valid integer (given: 'many')"),
+        ("train.steps=many", "'many' is not a quantity"),
         ("model.heads=3", "not divisible by heads"),
         ("train.steps", "key.path=value"),
     ],

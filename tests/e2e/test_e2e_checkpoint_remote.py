@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +327,7 @@ def test_what_one_attempt_could_not_send_the_next_one_sends(s3: S3Server, proxy:
     assert wait_until(lambda: proxy.done["503"], LONG)
     after.close(1.0)
     proxy.rules, proxy.requests = [], []
-    second = CheckpointMaintainer({**settings(run, url), "attempt": 2})
+    second = CheckpointMaintainer(replace(settings(run, url), attempt=2))
     second.close(60)
     assert RemoteTier.find(Objects(f"{url}/tiny"), run).manifest(1) is not None
     assert proxy.sent("shard-00000.") == 0 and proxy.sent("shard-00000-001.") == 1 and len(files) > 2

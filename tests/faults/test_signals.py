@@ -23,7 +23,7 @@ import time
 from headway.run.supervisor import worker
 
 def report(folder, record, report=worker._report):
-    time.sleep(0.5 if record["rank"] else 1.0)
+    time.sleep(0.5 if record.rank else 1.0)
     report(folder, record)
 
 worker._report = report

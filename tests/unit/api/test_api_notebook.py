@@ -58,7 +58,7 @@ def test_keywords_and_mappings_are_overrides() -> None:
     [
         ({"stepz": 3}, "unknown key 'stepz'", "did you mean train.steps?"),
         ({"every": 3}, "the keyword 'every' could mean 4 keys", "checkpoint.every"),
-        ({"steps": "many"}, "train.steps: should be a valid integer", "Optimizer steps"),
+        ({"steps": "many"}, "train.steps: 'many' is not a quantity", "Optimizer steps"),
     ],
 )
 def test_a_keyword_that_says_nothing(keys: dict[str, Any], what: str, fix: str) -> None:

@@ -19,7 +19,7 @@ LIBRARIES = {"fsspec", "s3fs", "gcsfs", "adlfs"}
 #: What gives raw access to a store, or to the meaning of its errors.
 RAW = {"filesystem", "kind_of"}
 #: Bucket rules, which are no objects; errors of `datasets`, which has a client of its own.
-MAY = {"doctor/lifecycle.py": {"filesystem", "kind_of"}, "data/reading/hub_errors.py": {"kind_of"}}
+MAY = {"lab/doctor/lifecycle.py": {"filesystem", "kind_of"}, "text/reading/hub_errors.py": {"kind_of"}}
 #: What a failed request to a store becomes, and the bases of that.
 FAILURES = {
     kind.__name__
@@ -97,12 +97,8 @@ def test_no_other_file_reads_the_errors_of_a_store(others: dict[str, ast.AST]) -
     assert {name: found for name, tree in others.items() if (found := raw_in(tree))} == MAY
 
 
-#: Waits for trackers, which are no stores, and for whatever a sink of the user's own raises.
-WAITS_FOR_OTHERS = {"tracking/follower.py"}
-
-
 def test_no_other_file_retries_requests(others: dict[str, ast.AST]) -> None:
-    assert {name for name, tree in others.items() if retries_in(tree)} == WAITS_FOR_OTHERS
+    assert {name for name, tree in others.items() if retries_in(tree)} == set()
 
 
 def test_the_client_is_what_the_checks_find() -> None:

@@ -98,6 +98,7 @@ OTHER: dict[str, Any] = {
     "mixture": None,
     "packing": None,
     "document_mask": None,
+    "processes": None,
 }
 OTHER_OF_A_SOURCE: dict[str, Any] = {
     "path": "b.jsonl",

@@ -28,7 +28,7 @@ def _run(folder: Path, base: str) -> Path:
         "optimizer": {"name": "adamw", "learning_rate": 0.01},
     }
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    (run / "run.json").write_text(json.dumps({"parameters": 30_000}))
+    (run / "run.json").write_text(json.dumps({"model": {"parameters": 30_000}}))
     records = [
         {"attempt": 1, "step": step, "train/loss": 5.0 - step, **({"evaluation/loss": 6.5 - step} if step % 2 else {})}
         for step in (1, 2, 3, 4)

@@ -22,7 +22,7 @@ def said_of(
     """What is said while steps with these metrics are recorded."""
     config = Config(train=TrainConfig(steps=9), checkpoint=checkpoint)
     feed = SimpleNamespace(metrics=lambda step: {"data/share/a": 1.0})
-    task = SimpleNamespace(feed=feed, is_language_model=True)
+    task = SimpleNamespace(feed=feed, is_language_model=True, objective=SimpleNamespace(figures=None))
     job: Any = SimpleNamespace(config=config, total_steps=9, task=task)
     recorder = Recorder(tmp_path / "metrics.jsonl", 1)
     recorder.on_start(job)

@@ -137,6 +137,7 @@ def suggestion(key: str, model: type[BaseModel] = Config) -> str | None:
     # `train.step` is a typing error in the right section, though a cleaning step has a key of that name.
     cutoff = _ALIKE_ELSEWHERE if elsewhere else _ALIKE
     near = difflib.get_close_matches(last, siblings, n=1, cutoff=cutoff)
+    near = near or [other for other in siblings if sorted(other) == sorted(last)]  # `nmae`: letters changed places
     if near:
         return f"did you mean {'.'.join(filter(None, (section, near[0])))}?"
     if elsewhere:

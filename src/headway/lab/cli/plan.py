@@ -182,6 +182,7 @@ def _plan_task(config: Config, elsewhere: Mapping[str, Any], as_json: bool) -> N
         ConfigError: it is to be planned for other machines; or it cannot be trained here.
     """
     from headway.core.errors import ConfigError
+    from headway.core.user_command import suggest
     from headway.cost.pricing import price_of
     from headway.lab.bench.own_task import measure_task
 
@@ -190,7 +191,7 @@ def _plan_task(config: Config, elsewhere: Mapping[str, Any], as_json: bool) -> N
         raise ConfigError(
             f"a task of your own is planned by trial steps on the machine, so {', '.join(asked)} cannot be known here",
             where=", ".join(asked),
-            fix="leave it out, and plan on such a machine: headway plan CONFIG",
+            fix=f"leave it out, and plan on such a machine: {suggest('plan')}",
         )
     found = measure_task(config)
     price = price_of(config.cost, config.usd_per_hour, config.parallel.workers)

@@ -39,7 +39,7 @@ def after_a_step(world: World, strategy: str, optimizer: str = "adamw") -> Any:
         model(torch.ones(2, 8)).sum().backward()
     spread.end_lane()
     spread.reduce()
-    return SimpleNamespace(state=state, strategy=spread, config=config)
+    return SimpleNamespace(state=state, config=config, assembled=SimpleNamespace(strategy=spread))
 
 
 @pytest.mark.parametrize(("strategy", "gradients", "moments"), [("ddp", 2, 4), ("zero1", 2, 2), ("zero2", 1, 2)])
