@@ -1,7 +1,8 @@
-"""Plays the Job controller and the kubelet: every index of a Job is a process, with grace, exit codes and a policy.
+"""Plays the Job controller and the kubelet: every index of a Job is a process, with grace, exit codes and policies.
 
-Names of hosts, images, mounts and probes mean nothing here: a pod's command runs on this machine, with the pod's
-variables, and with its config from the ConfigMap.
+Images, mounts and probes mean nothing here: a pod's command runs on this machine, with the pod's variables, and with
+its config from the ConfigMap, in an empty folder. With machines that are network namespaces, each pod is on one of
+them, has an address and is found by its name.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib import error, request
+
+from headway.lab.chaos.machines import NetworkMachine
+
+#: Runs a command as a pod: under its host name, with a file that says where the other pods are.
+_AS_POD = 'hostname "$0"; mount --bind hosts /etc/hosts; exec "$@"'
 
 
 class Api:
@@ -39,9 +46,28 @@ class Api:
 
 
 class Kubelet:
-    """Runs the pods of one Job until it is complete, failed or deleted."""
+    """Runs the pods of one Job until it is complete, failed or deleted.
 
-    def __init__(self, api: Api, namespace: str, name: str, folder: Path) -> None:
+    Args:
+        api: The API server.
+        namespace: Namespace of the Job.
+        name: Its name.
+        folder: Gets a folder and a log for each pod.
+        machines: Where its pods run, by index; all on this machine when not given.
+        run: Name of the ConfigMap and of the subdomain of its pods; that of the Job when not given.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        folder: Path,
+        machines: Sequence[NetworkMachine] = (),
+        *,
+        run: str | None = None,
+    ) -> None:
+        self._machines, self._run = machines, run or name
         self._api, self._name, self._folder = api, name, folder
         self._core = f"/api/v1/namespaces/{namespace}"
         self._job_path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
@@ -70,6 +96,8 @@ class Kubelet:
                     if code is None:
                         continue
                     del self._pods[index]
+                    if self._machines:
+                        self._machines[index].kill()  # nothing of a pod outlives its first process
                     self._api.ask(f"{self._core}/pods/{pod}", "DELETE")
                     code = code if code >= 0 else 128 - code
                     self.codes.setdefault(index, []).append(code)
@@ -79,7 +107,10 @@ class Kubelet:
                     failed += action == "Count"
                     if action == "FailJob" or failed > job_spec["backoffLimit"]:
                         return self._finish("Failed")
-                if len(done) == job_spec["completions"]:
+                enough = [
+                    {int(rule["succeededIndexes"])} for rule in job_spec.get("successPolicy", {}).get("rules", [])
+                ]
+                if any(indexes <= done for indexes in [*enough, set(range(job_spec["completions"]))]):
                     return self._finish("Complete")
                 time.sleep(0.2)
             raise TimeoutError(self.codes)
@@ -97,17 +128,17 @@ class Kubelet:
         self._starts[index] += 1
         pod = f"{self._name}-{index}-{self._starts[index]}"
         container = template["spec"]["containers"][0]
-        variables = {one["name"]: self._value(one) for one in container["env"]}
+        variables = {one["name"]: self._value(one, index) for one in container["env"]}
         folder = self._folder / pod
         folder.mkdir()
         (mount,) = (one["mountPath"] for one in container["volumeMounts"] if one["name"] == "config")
-        config = self._api.ask(f"{self._core}/configmaps/{self._name}")["data"]["config.yaml"]
+        config = self._api.ask(f"{self._core}/configmaps/{self._run}")["data"]["config.yaml"]
         (folder / "config.yaml").write_text(config)
         words = [word.replace(mount, str(folder)) for word in container["command"]]
         assert words[0] == "headway"
         own = {**os.environ, **variables, "JOB_COMPLETION_INDEX": str(index)}
         with (self._folder / f"{pod}.log").open("wb") as log:
-            command = [sys.executable, "-m", *words]
+            command = [*self._within(index, folder), sys.executable, "-m", *words]
             process = subprocess.Popen(command, stdout=log, stderr=log, env=own, cwd=folder)
         about = {"name": pod, "labels": template["metadata"]["labels"]}
         running = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Running"}}
@@ -115,9 +146,21 @@ class Kubelet:
         self._pods[index] = pod, process
         self._api.ask(self._job_path, "PATCH", {"status": {"active": len(self._pods), "ready": len(self._pods)}})
 
-    def _value(self, variable: dict[str, Any]) -> str:
+    def _within(self, index: int, folder: Path) -> list[str]:
+        """What runs a command on the machine of a pod, where names of pods are known."""
+        if not self._machines:
+            return []
+        hosts = (f"{one.address} {self._name}-{one.number}.{self._run}\n" for one in self._machines)
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(hosts))
+        named = ("unshare", "--uts", "--mount", "sh", "-c", _AS_POD, f"{self._name}-{index}")
+        return ["ip", "netns", "exec", self._machines[index].space, *named]
+
+    def _value(self, variable: dict[str, Any], index: int) -> str:
         if "value" in variable:
             return str(variable["value"])
+        if "fieldRef" in variable["valueFrom"]:
+            assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+            return self._machines[index].address
         reference = variable["valueFrom"]["secretKeyRef"]
         secret = self._api.ask(f"{self._core}/secrets/{reference['name']}")
         return str(secret["stringData"][reference["key"]])

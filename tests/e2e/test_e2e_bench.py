@@ -14,12 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.clouds.launchers.launcher import Handle
+from headway.clouds.launchers.record import write_handle
 from headway.config import ModelConfig
 from headway.core.process.waiting import wait_until
 from headway.lab.bench.blocks import block
+from headway.lab.bench.results import read_results
 from headway.models.facts import count_parameters
+from ports import free_ports
 from support import headway
 from support_bench import result
+from support_launchers import Programs
 from waits import LONG
 
 SUITE = """
@@ -215,6 +220,60 @@ def test_what_kubectl_says_against_it_is_told(kubectl: Callable[[str], None], tm
     unclosed = headway("bench", "collect", "kubectl:-l 'app", "--output", "out", cwd=tmp_path)
     assert unclosed.returncode == 2 and "No closing quotation" in unclosed.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_one_command_on_two_machines_measures_a_suite(tmp_path: Path) -> None:
+    """Both machines are this one; what the second one's workers say is in the first one's log."""
+    words = ["bench", "smoke", "machines=2", "workers=1", "train.device=cpu", "strategy=ddp,zero3", "--launcher"]
+    words += ["machines", "--output", "out", "faults=[{strategy: zero3, order: kill@step=2%1}]"]
+    shared = {"HEADWAY_SECRET": "a secret of the tests", "HEADWAY_LEAD": f"127.0.0.1:{free_ports(1)[0]}"}
+
+    def start(number: int) -> subprocess.Popen[bytes]:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        environment = {**os.environ, **shared, "HEADWAY_NODE": str(number)}
+        with (tmp_path / f"{number}.log").open("wb") as log:
+            command = [sys.executable, "-m", "headway", *words]
+            return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+
+    started = [start(number) for number in (1, 0)]
+    assert [one.wait(LONG) for one in started] == [0, 0], "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    good, killed = read_results(tmp_path / "0/out")
+    assert (good.status, good.cell.machines, good.cell.workers) == ("ok", 2, 2)
+    assert (killed.status, killed.repeats[0].reason) == ("killed", "worker 1 died (signal 9)")
+    assert not (tmp_path / "1/out").exists()
+
+
+def test_results_are_collected_from_the_jobs_of_other_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = Programs(tmp_path, monkeypatch, "ray", "sacct", "scontrol")
+    text, log = block(result("ddp", 2, [100.0]).model_dump(mode="json")), tmp_path / "slurm-7.log"
+    log.write_text(text)
+    programs.answer("ray", "job", "logs", "bench-1", stdout=f"(machine pid=1) {text}")
+    programs.answer("sacct", "7", stdout=f"{log}\n{log}\n")
+    programs.answer("sacct", "8", stderr="sacct: error: Invalid field requested: StdOut", code=1)
+    programs.answer("scontrol", "8", stdout=f"JobId=8 JobName=bench\n   StdErr=/x\n   StdOut={log}\n")
+    programs.answer("sacct", "9", stdout="\n")
+    for source in ("ray:bench-1", "slurm:7", "slurm:8"):
+        done = headway("bench", "collect", source, "--output", "out", "--json", cwd=tmp_path)
+        assert done.returncode == 0 and json.loads(done.stdout)["cells"] == ["ddp-w2-1m-fp32-b1-t64"], done.stderr
+    unknown = headway("bench", "collect", "slurm:9", "--output", "out", cwd=tmp_path)
+    assert unknown.returncode == 3 and "Slurm does not know the log of this job" in unknown.stderr
+
+
+def test_a_launched_run_is_collected_from_its_log_and_from_its_files_when_the_job_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, run = Programs(tmp_path, monkeypatch, "ray"), tmp_path / "runs/bench-smoke"
+    write_handle(run, Handle("ray", "bench-1", "2", 120))
+    programs.answer("logs", stdout=block(result("ddp", 2, [100.0]).model_dump(mode="json")))
+    done = headway("bench", "collect", run, "--output", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout)["cells"] == ["ddp-w2-1m-fp32-b1-t64"], done.stderr
+    programs.answer("logs", stderr="no such job", code=1)
+    (run / "own.log").write_text(block(result("zero1", 2, [100.0]).model_dump(mode="json")))
+    done = headway("bench", "collect", run, "--output", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout)["cells"] == ["zero1-w2-1m-fp32-b1-t64"], done.stderr
+    assert "only the files of" in done.stderr
 
 
 def test_a_machine_without_kubectl_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

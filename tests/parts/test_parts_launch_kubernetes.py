@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,21 +19,30 @@ import yaml
 from headway.clouds.launchers.launcher import find_launcher
 from headway.clouds.launchers.record import read_handle
 from headway.core.process.waiting import wait_until
+from headway.lab.bench.analysis import efficiency
+from headway.lab.bench.charts import KINDS
+from headway.lab.bench.results import read_results
+from headway.lab.chaos.machines import can_make_namespaces
 from kubelet import Api, Kubelet
 from parts_table import KUBECTL, program
 from ports import free_ports
 from support import headway, state_hash
 from support_launchers import documents, job
+from support_machines import machines
 from waits import LONG
 
 pytestmark = [pytest.mark.parts(KUBECTL), pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 #: `tests/parts/install.sh` makes this environment: `kmock` brings a plug-in for pytest, which would stay out of others.
-KMOCK = HERE.parents[1] / "build" / "parts" / "kmock" / "bin" / "python"
+KMOCK = ROOT / "build" / "parts" / "kmock" / "bin" / "python"
 #: The stand-in has no schemas by which `kubectl` could validate.
 _KUBECTL = """#!/bin/sh
-case " $* " in *" apply "*|*" create "*) set -- "$@" --validate=false;; esac
+case " $* " in
+    *" logs "*) for log in pods/*.log; do sed "s|^|[pod/$(basename "$log" .log)/headway] |" "$log"; done; exit 0;;
+    *" apply "*|*" create "*) set -- "$@" --validate=false;;
+esac
 exec {kubectl} "$@"
 """
 
@@ -65,6 +77,13 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         server.wait()
 
 
+def define(api: Api, resource: str) -> None:
+    """Have the API server know a kind of a controller."""
+    about = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+    definition = {**about, "metadata": {"name": resource}}
+    api.ask("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "POST", definition)
+
+
 @pytest.mark.parametrize("target", ["kubernetes", "jobset", "trainjob", "pytorchjob", "rayjob"])
 def test_kubectl_applies_reads_and_deletes_every_kind(api: Api, tmp_path: Path, target: str) -> None:
     launcher, given = find_launcher(target), job(machines=1)
@@ -77,9 +96,7 @@ def test_kubectl_applies_reads_and_deletes_every_kind(api: Api, tmp_path: Path, 
     if envelope.install is not None:
         with pytest.raises(Exception, match="does not know the kind"):
             launcher.check(job("launch.kubernetes.autoscaled=true", machines=1))
-        about = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
-        definition = {**about, "metadata": {"name": envelope.resource}}
-        api.ask("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "POST", definition)
+        define(api, envelope.resource)
     launcher.check(job("launch.kubernetes.autoscaled=true", "launch.kubernetes.context=stand-in", machines=1))
     handle = launcher.submit(given, folder)
     assert launcher.status(handle).state == "waiting"
@@ -131,3 +148,86 @@ def test_a_final_exit_code_fails_the_job_at_once(api: Api, tiny: Callable[..., P
     (tmp_path / "pods").mkdir()
     kubelet = Kubelet(api, "default", "bad", tmp_path / "pods")
     assert (kubelet.run(LONG), kubelet.codes) == ("Failed", {0: [5]})
+
+
+def page_example() -> list[tuple[str, str]]:
+    """Commands of the page's first example over machines, with what the page says that they print."""
+    page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+    section = page.split("## Over machines: a first example")[1].partition("    $ ")[2]
+    block, *_ = re.split(r"\n(?=\S)", section)
+    shown = (one.partition("\n") for one in block.split("\n    $ "))
+    return [(command, textwrap.dedent(printed)) for command, _, printed in shown]
+
+
+def alike(text: str) -> list[list[str]]:
+    """The words of a text, line by line, without what differs from one measurement to another."""
+    plain = re.sub(r"was lost: .*?(?=  |$)", "was lost", text, flags=re.MULTILINE)
+    return [re.sub(r"\d[\d.,]*k?", "#", line).split() for line in plain.strip().splitlines()]
+
+
+@pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root, and `ip` (iproute2)")
+def test_the_first_example_over_machines_survives_a_machine_in_a_cell_and_its_lead_between_cells(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the page shows is what the commands print, but for the figures."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    pods = tmp_path / "pods"
+    pods.mkdir()
+    (launch, launched), *shown = page_example()
+    done = headway(*shlex.split(launch)[1:], fresh=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert alike(done.stdout) == alike(launched)
+    with machines(4, tmp_path) as nodes, ThreadPoolExecutor(1) as pool:
+        kubelet = Kubelet(api, "default", "bench-smoke", pods, [node.stands for node in nodes])
+        ending = pool.submit(kubelet.run, LONG)
+
+        def kill_when(said: str, index: int) -> None:
+            def is_said() -> bool:
+                logs = pods.glob(f"bench-smoke-{index}-*.log")
+                return ending.done() or any(said in log.read_text(errors="replace") for log in logs)
+
+            assert wait_until(is_said, LONG, 0.02)
+            nodes[index].stands.kill()
+
+        kill_when("ddp-w4-1m-fp32-b1-t64-m4: worker 3", 3)
+        kill_when("[5/6]", 0)
+        assert ending.result() == "Complete", "\n".join(log.read_text() for log in sorted(pods.glob("*.log")))
+    assert kubelet.codes == {0: [137, 0], 1: [0], 2: [0], 3: [137, 0]}
+    for command, printed in shown:
+        done = headway(*shlex.split(command)[1:], fresh=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        print(done.stdout)
+        assert alike(done.stdout)[: len(alike(printed))] == alike(printed)
+    found = {one.cell.name: one for one in read_results(tmp_path / "bench/cluster")}
+    statuses = {name: one.status for name, one in found.items()}
+    assert len(found) == 6 and statuses.pop("ddp-w4-1m-fp32-b1-t64-m4") == "killed" and set(statuses.values()) == {"ok"}
+    shares = [one for one in found.values() if one.cell.machines > 1 and one.status == "ok"]
+    assert all(efficiency(one, list(found.values())) and one.measured[0].communication for one in shares)
+    folder = tmp_path / "bench/cluster"
+    assert {path.stem for path in (folder / "plots").iterdir()} == set(KINDS)
+    assert "GPU mean | GPU p95" in (folder / "report.md").read_text() and (folder / "report.html").exists()
+
+
+@pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root, and `ip` (iproute2)")
+def test_the_job_of_a_jobset_measures_over_machines(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test makes the Job, as the controller of JobSet does."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    define(api, "jobsets.jobset.x-k8s.io")
+    pods = tmp_path / "pods"
+    pods.mkdir()
+    words = ("smoke", "machines=2", "workers=1", "strategy=ddp", "train.device=cpu", "launch.image=local")
+    done = headway("launch", "bench", *words, "--on", "jobset", "-y", fresh=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    jobset = api.ask("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/bench-smoke")
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    name = f"bench-smoke-{replicated['name']}-0"
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, **replicated["template"]}
+    api.ask("/apis/batch/v1/namespaces/default/jobs", "POST", made)
+    with machines(2, tmp_path) as nodes:
+        kubelet = Kubelet(api, "default", name, pods, [node.stands for node in nodes], run="bench-smoke")
+        assert kubelet.run(LONG) == "Complete", "\n".join(log.read_text() for log in sorted(pods.glob("*.log")))
+    done = headway("bench", "collect", "runs/bench-smoke", "--output", "collected", fresh=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = read_results(tmp_path / "collected")
+    assert (found.cell.machines, found.cell.workers, found.status) == (2, 2, "ok")

@@ -110,13 +110,13 @@ def test_two_machines_are_started_preempted_and_queued_again_together(slurm: Slu
     assert starts_of(handle) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
 
 
-def launched_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Handle:
-    """Launch the smallest suite from a folder whose name Slurm could take for a pattern, and wait for its end."""
+def launched_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, runs: str = "half%j/runs") -> Handle:
+    """Launch the smallest suite, from a folder whose name Slurm could take for a pattern, and wait for its end."""
     monkeypatch.chdir(tmp_path)
-    suite = ("smoke", "strategy=ddp", "train.device=cpu", "config.runs=half%j/runs", path_with())
+    suite = ("smoke", "strategy=ddp", "train.device=cpu", f"config.runs={runs}", path_with())
     done = headway("launch", "bench", *suite, "--on", "slurm", "-y", *words, fresh=True)
     assert done.returncode == 0, done.stderr
-    handle = read_handle(tmp_path / "half%j/runs/bench-smoke")
+    handle = read_handle(tmp_path / runs / "bench-smoke")
     assert handle is not None
     assert wait_until(lambda: LAUNCHER.status(handle).state in ("finished", "failed"), LONG, 1.0)
     logs = {path.name: path.read_text(errors="replace") for path in Path(handle.details["folder"]).glob("*.log")}
@@ -143,8 +143,10 @@ def test_an_array_measures_a_suite_and_its_results_are_collected(
 def test_a_cell_on_two_machines_is_a_step_on_both(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = launched_bench(tmp_path, monkeypatch, "machines=1,2", "workers=1")
+    handle = launched_bench(tmp_path, monkeypatch, "machines=1,2", "workers=1", runs="runs")
     assert collected(handle, tmp_path) == [(1, 1, "ok"), (2, 2, "ok")]
+    by_number = headway("bench", "collect", f"slurm:{handle.id}", "--output", tmp_path / "by-number")
+    assert by_number.returncode == 0 and "2 cells from 1 log" in by_number.stdout, by_number.stderr
 
 
 @pytest.mark.parametrize("by", ["scancel", "headway"])

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.clouds.launchers.job import Job
-from headway.config import Config
-from headway.config.loading.load import override
 from headway.core.errors import ConfigError
-from headway.lab.bench.matrix import cell_config, cells_of
-from headway.lab.bench.suite import Cell, Suite, load_suite
+from headway.lab.bench.launchers import MACHINES
+from headway.lab.bench.matrix import cells_of, suite_config
+from headway.lab.bench.suite import Suite, load_suite
 
 #: Keys of the config that say where a suite is measured, not how: they are no part of its results.
 _OF_THE_LAUNCH = ("launch", "runs")
@@ -34,25 +33,10 @@ def bench_job(name: str, overrides: Sequence[str], parts: int = 1, out: Path | N
     cells = list(cells_of(suite))
     if parts > len(cells):
         raise ConfigError(f"{len(cells)} cells make no {parts} parts", where="--parts", fix=f"--parts {len(cells)}")
-    config = _config(suite, cells)
+    config = suite_config(suite)
     kept = {key: value for key, value in suite.config.items() if key not in _OF_THE_LAUNCH}
     text = _yaml(suite.model_copy(update={"config": kept}))
-    return Job(config, max(suite.machines), out=out, suite=text, parts=parts)
-
-
-def _config(suite: Suite, cells: Sequence[Cell]) -> Config:
-    """Return the config of the cell with most workers that has one: a strategy may lack its package here."""
-    problems = []
-    by_workers = sorted(cells, key=lambda cell: -cell.workers)
-    for cell in by_workers:
-        try:
-            found = override(cell_config(suite, cell), [f"name=bench-{suite.name}"])
-        except ConfigError as problem:
-            problems.append(problem)
-            continue
-        parallel = found.parallel.model_copy(update={"workers": max(suite.workers)})
-        return found.model_copy(update={"parallel": parallel})
-    raise problems[0]
+    return Job(config, max(suite.machines), out=out, suite=text, suite_launcher=MACHINES, parts=parts)
 
 
 def _yaml(suite: Suite) -> str:

@@ -23,16 +23,17 @@ def bench(
     out: OutOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Measure a suite of `headway bench` on a machine of a cluster, or on several that share its cells.
+    """Measure a suite of `headway bench` on machines of a cluster: as many as its largest cell has.
 
-    Results are in the log, too: where no folder comes back, headway bench collect reads them there.
+    The first machine leads. Results are in its log, too: where no folder comes back, headway bench collect reads them
+    there.
 
     [bold]Examples[/bold]
 
     headway launch bench strategies --on slurm --parts 4 launch.slurm.account=me
     headway launch bench smoke --on slurm machines=1,2,4
     headway launch bench smoke --on kubernetes --dry-run launch.image=r/headway
-    headway launch logs runs/bench-smoke | headway bench collect - -o bench/smoke
+    headway bench collect runs/bench-smoke --output bench/smoke
     """
     from headway.core.errors import ConfigError
     from headway.core.user_command import remember_config
@@ -42,12 +43,6 @@ def bench(
     if parts > 1 and on != "slurm":
         raise ConfigError(f"{on} has no arrays of jobs", where="--parts", fix="--parts 1, or --on slurm")
     job = bench_job(suite, list(overrides or []), parts, out)
-    if job.machines > 1 and on != "slurm":
-        raise ConfigError(
-            f"{on} does not start cells on several machines",
-            where="machines",
-            fix="machines=1, or --on slurm",
-        )
     start(job, on, _table, dry_run=dry_run, yes=yes)
 
 

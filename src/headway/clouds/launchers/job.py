@@ -28,8 +28,6 @@ _LEAST_GRACE_SECONDS = 120
 #: A stop waits for the step under way, perhaps for an earlier save, and then for its own.
 _SAVES_IN_A_STOP = 3.0
 
-#: Starts the workers of a cell of a suite that compares numbers of machines; only Slurm has such a program.
-SUITE_LAUNCHER = "srun --nodes={machines} --ntasks={machines} --ntasks-per-node=1 --kill-on-bad-exit=1"
 #: What a smoke job changes: one GPU and a small model suffice to try the image, the driver, mounts and secrets.
 SMOKE = (
     "model.preset=4m", "train.steps=10", "train.global_batch=8", "train.micro_batch=1", "train.batch_ramp=[]",
@@ -54,6 +52,8 @@ class Job:
     """Folder that gets the files; one in the run directory when not given."""
     suite: str | None = None
     """A suite of `headway bench` in YAML, which is measured instead of training; `config` says where and how."""
+    suite_launcher: str = ""
+    """`--launcher` with which each of several machines runs the suite: the first one leads."""
     parts: int = 1
     """Jobs that share the cells of the suite, where the engine has arrays of jobs."""
     smoke: bool = False
@@ -101,18 +101,19 @@ class Job:
         """Return the config in YAML, or the suite, as the machines read it; with the sources of a task of its own."""
         return dump_config(with_sources(self.config)) if self.suite is None else self.suite
 
-    def command(self, config: str) -> list[str]:
+    def command(self, config: str, suite_launcher: str | None = None) -> list[str]:
         """Return what each machine runs.
 
         Args:
             config: The file that has the text of `config_text` there.
+            suite_launcher: Takes the place of the job's own.
         """
         if self.suite is None:
             return ["headway", "train", config]
         # Results are also in the log, from which `headway bench collect` reads them.
         results = str(self.config.run_directory / "results")
         command = ["headway", "bench", "run", config, "--output", results, "--print-results"]
-        return command if self.machines == 1 else [*command, "--launcher", SUITE_LAUNCHER]
+        return command if self.machines == 1 else [*command, "--launcher", suite_launcher or self.suite_launcher]
 
     def in_container(self, path: Path | str) -> str:
         """Return a path of the config in a container, where relative ones begin in `launch.workdir`."""

@@ -249,7 +249,11 @@ def job_spec(job: Job, lead: str, container: str = CONTAINER) -> dict[str, Any]:
     codes = [*FINAL_CODES] if job.suite is None else [1, *FINAL_CODES]
     final = {"containerName": container, "operator": "In", "values": codes}
     evicted = {"type": "DisruptionTarget", "status": "True"}
+    # A suite is measured when its lead says so: the others would wait for another one.
+    leads = {"succeededIndexes": "0"}
+    until_lead_ends = {} if job.suite is None or job.machines == 1 else {"successPolicy": {"rules": [leads]}}
     return {
+        **until_lead_ends,
         "completionMode": "Indexed",
         "completions": job.machines,
         "parallelism": job.machines,
@@ -299,7 +303,7 @@ def _job_state(document: dict[str, Any]) -> tuple[State, str]:
 def _prepare(job: Job) -> Iterator[dict[str, Any]]:
     """Yield the job that prepares the token store; it finds what is there already, and then ends at once."""
     data = job.config.data
-    has_store = job.config.task is None and data.remote is None
+    has_store = job.config.task is None and job.suite is None and data.remote is None
     if not has_store or job.config.launch.kubernetes.prepared or job.machines == 1:
         return  # on one machine the run prepares it itself
     command = ["headway", "data", "prepare", f"{CONFIG_FOLDER}/config.yaml"]

@@ -31,7 +31,6 @@ from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
 from headway.clouds.launchers.pods import pod_problems, store_problems, tolerations, volume_of
 from headway.clouds.launchers.programs import (
-    DIES_WITH_PARENT,
     ask_json,
     ask_program,
     check_context,
@@ -48,6 +47,7 @@ from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError
 from headway.core.format import counted
 from headway.core.machine.system import Machine
+from headway.core.process.command import DIES_WITH_PARENT
 from headway.core.process.table import arguments_of, process_state
 from headway.core.process.waiting import wait_until
 from headway.core.version import __version__

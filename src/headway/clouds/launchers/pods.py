@@ -65,7 +65,7 @@ def pod_problems(job: Job) -> Iterator[ConfigError]:
         job, shared, "mount a ReadWriteMany volume there with launch.kubernetes.volumes, for example"
         " [{claim: runs, mount: /runs}] with runs=/runs"
     )  # fmt: skip
-    if job.machines > 1:
+    if job.machines > 1 and job.suite is None:
         yield from store_problems(job)
     yield from _source_problems(job)
     yield from _quota_problems(job)

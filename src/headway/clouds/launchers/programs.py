@@ -12,12 +12,6 @@ from headway.core.errors import ConfigError
 from headway.core.files.foreign import parse_json
 
 _SECONDS = 120.0
-#: Python that runs the rest of its command line, which gets SIGTERM when its parent, whose number comes first, dies
-#: (Linux: PR_SET_PDEATHSIG).
-DIES_WITH_PARENT = (
-    "import ctypes, os, sys; parent = int(sys.argv[1]); getattr(ctypes.CDLL(None), 'prctl', int)(1, 15);"
-    " sys.exit(75) if os.getppid() != parent else os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 def ask_program(words: Sequence[str], *, stdin: str | None = None, seconds: float = _SECONDS) -> str:

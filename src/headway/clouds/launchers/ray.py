@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.clouds.launchers.job import Job, parse_machines, with_sources
-from headway.clouds.launchers.programs import DIES_WITH_PARENT
 from headway.config import Config, dump_config, load_config
 from headway.core.console import notice
 from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET
@@ -37,7 +36,7 @@ from headway.core.errors import CheckpointError, ConfigError, HeadwayError, erro
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import as_number
 from headway.core.format import counted
-from headway.core.process.command import module_command
+from headway.core.process.command import module_command, tied_command
 from headway.core.process.waiting import wait_until
 from headway.run.directory.ownership import OwnerLock
 from headway.run.directory.run_directory import RunDirectory, attempt_folder
@@ -86,7 +85,7 @@ def fit(
     gpus = Job(config).gpus
     needs = dict(resources) if resources is not None else ({"GPU": gpus} if gpus else {"CPU": 1})
     placement = placement or ("STRICT_SPREAD" if most > 1 else "PACK")
-    _wait_for_room(config, needs, fewest or most, spread=placement == "STRICT_SPREAD")
+    wait_for_room(config.launch.ray.wait_seconds, needs, fewest or most, spread=placement == "STRICT_SPREAD")
     settings = {
         "config": dump_config(with_sources(config)),
         "run": str(config.run_directory.absolute()),
@@ -143,17 +142,25 @@ def _ray() -> tuple[Any, Any]:
     return ray.train, DataParallelTrainer
 
 
-def _wait_for_room(config: Config, needs: Mapping[str, float], machines: int, *, spread: bool) -> None:
+def wait_for_room(seconds: float, needs: Mapping[str, float], machines: int, *, spread: bool) -> None:
     """Connect to the cluster, or start one here, and wait until it has as many places as the run needs.
 
     Ray itself would wait for ever without a word. Whether others use the places now is left to Ray.
+
+    Args:
+        seconds: How long to wait for machines that join.
+        needs: What a machine of the run needs.
+        machines: Fewest machines of the run.
+        spread: Each machine of the run takes a node of its own.
+
+    Raises:
+        ConfigError: the places do not exist.
     """
     import ray
 
     if not ray.is_initialized():
         # No dashboard for a cluster that ends with this process: it would be one more open port.
         ray.init(include_dashboard=False)
-    seconds = config.launch.ray.wait_seconds
 
     def shortage() -> str | None:
         return _shortage(ray.nodes(), needs, machines, spread=spread)
@@ -213,19 +220,17 @@ def _train_machine(settings: dict[str, Any]) -> None:
     context = ray.train.get_context()
     rank, machines, run = context.get_world_rank(), context.get_world_size(), Path(settings["run"])
     leads = rank == 0
-    meeting = {"lead": f"{ray.util.get_node_ip_address()}:{_free_port()}", "secret": secrets.token_hex(32)}
+    meeting = {"lead": f"{ray.util.get_node_ip_address()}:{free_port()}", "secret": secrets.token_hex(32)}
     meeting = broadcast_from_rank_zero(meeting if leads else None)
     if leads:
         _wait_for_owner(run)
-    variables = _variables(settings["machines"], machines, rank, meeting)
+    variables = machine_variables(settings["machines"], machines, rank, meeting)
     with tempfile.TemporaryDirectory(prefix="headway-ray-") as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(settings["config"], encoding="utf-8")
         where = settings["folder"] if Path(settings["folder"]).is_dir() else None
         command = module_command("headway", "train", str(config))
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", DIES_WITH_PARENT, str(os.getpid()), *command], cwd=where, env=variables
-        )
+        process = subprocess.Popen(tied_command(command), cwd=where, env=variables)
         try:
             code = _follow(process, run, leads)
         finally:
@@ -234,7 +239,15 @@ def _train_machine(settings: dict[str, Any]) -> None:
         raise RuntimeError(f"the node process of machine {rank} ended with exit code {code}")
 
 
-def _variables(asked: str, machines: int, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
+def machine_variables(asked: str, machines: int, rank: int, meeting: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a node process.
+
+    Args:
+        asked: Machines as the user gave them, `2` or `2:4`.
+        machines: How many Ray has placed.
+        rank: Number of this one.
+        meeting: The lead's address, and the secret that they share.
+    """
     # Otherwise the node process would be taken for one worker, or numbered by Ray's own count of machines.
     variables = {name: value for name, value in os.environ.items() if name not in (*OF_A_WORKER, *NODE_NUMBERS)}
     if machines > 1:
@@ -364,7 +377,8 @@ def _newest_checkpoint(run: Path) -> Path | None:
     return found[-1].parent.absolute() if found else None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free now, on all interfaces."""
     with socket.socket() as one:
         one.bind(("", 0))
         return int(one.getsockname()[1])

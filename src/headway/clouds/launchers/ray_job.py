@@ -24,7 +24,12 @@ _STATES: dict[str, State] = {
 
 
 def ray_command(job: Job, config: str) -> list[str]:
-    """Return the command of a job of Ray: Ray Train places the machines of a training, and a bench runs by itself."""
+    """Return the command of a job of Ray: Ray Train places the machines of a training, plain tasks those of a bench."""
+    if job.suite is not None and job.machines > 1:
+        ray = job.config.launch.ray
+        words = ["--machines", str(job.machines), "--gpus", str(job.gpus), "--failures", str(ray.max_failures)]
+        words += ["--wait-seconds", f"{ray.wait_seconds:g}", "--", *job.command(config)[1:]]
+        return ["python", "-m", "headway.clouds.launchers.ray_machines", *words]
     if job.suite is not None:
         return job.command(config)
     return ["python", "-m", "headway.clouds.launchers.ray", config, "--machines", job.machine_range]
@@ -69,7 +74,7 @@ class RayJobLauncher:
         name = f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         words = ["ray", "job", "submit", *_address(address), "--no-wait", "--submission-id", name]
         environment = ["--working-dir", str(folder), "--runtime-env-json", (folder / ENVIRONMENT).read_text()]
-        if job.suite is not None and job.gpus:
+        if job.suite is not None and job.machines == 1 and job.gpus:
             words += ["--entrypoint-num-gpus", str(job.gpus)]
         ask_program([*words, *environment, "--", *json.loads((folder / COMMAND).read_text())], seconds=600)
         return Handle("ray", name, job.machine_range, job.grace_seconds, {"address": address}, time.time())

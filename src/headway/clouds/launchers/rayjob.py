@@ -118,7 +118,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         "submitterPodTemplate": _submitter(job),
         "rayClusterSpec": cluster,
     }
-    if job.suite is not None and job.gpus:
+    if job.suite is not None and job.machines == 1 and job.gpus:
         spec["entrypointNumGpus"] = job.gpus  # a bench is no training of Ray Train: it runs where its GPUs are
     policies = [_dashboard_policy(job)] if kubernetes.network_policy else []
     run = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job), "spec": spec}

@@ -55,7 +55,8 @@ class SkyLauncher:
                 where="launch.package",
                 fix="name a file that exists; without the key a wheel is made of the Headway that launches",
             )
-        if job.machines > 1 and job.config.task is None and job.config.data.remote is None:
+        reads_sources = job.config.task is None and job.suite is None and job.config.data.remote is None
+        if job.machines > 1 and reads_sources:
             local = [source.path for source in job.config.data.sources if scheme_of(source.path) is None]
             if local:
                 yield ConfigError(

@@ -29,6 +29,8 @@ CANCELLED = "cancelled"
 #: The file in which the lead leaves its exit code. That of the step is the highest one of all machines.
 CODE = "code"
 _LOG = "slurm-%j.log"
+#: Starts the workers of a cell of a suite, as a step: only the first machine runs the suite.
+_SUITE_LAUNCHER = "srun --nodes={machines} --ntasks={machines} --ntasks-per-node=1 --kill-on-bad-exit=1"
 #: Slurm's own margin when it enforces a limit.
 _KILL_SECONDS = 30
 
@@ -301,7 +303,7 @@ def _script(job: Job) -> str:
         machines=machines.rstrip(),
         lead_code=lead_code,
         srun=shlex.join(srun),
-        command=f"{shlex.join(job.command(str(folder / CONFIG)))}{part}",
+        command=f"{shlex.join(job.command(str(folder / CONFIG), _SUITE_LAUNCHER))}{part}",
         cancelled=shlex.quote(str(folder / CANCELLED)),
     )
 

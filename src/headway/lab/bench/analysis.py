@@ -33,6 +33,7 @@ def _share_of_time(kind: str) -> Metric:
 
 
 COMMUNICATION = (_share_of_time("total"), _share_of_time("exposed"), _share_of_time("overlapped"))
+GPU_UTILIZATION = (_of("gpu_utilization_mean"), _of("gpu_utilization_p95"))
 METRICS = (
     SPEED,
     _of("tokens_per_second_per_device"),
@@ -51,6 +52,7 @@ METRICS = (
     _of("measured_product_flops_per_second"),
     _of("share_of_measured_products"),
     *COMMUNICATION,
+    *GPU_UTILIZATION,
     Metric("energy_joules_per_token", lambda m: m.energy.joules / m.items if m.energy else None),
 )
 

@@ -1,4 +1,4 @@
-"""Collection of results from logs, folders, standard input, and `kubectl logs`."""
+"""Collection of results from logs, folders, launched runs, standard input, and what clusters keep of a job's output."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headway.core.console import warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.files.foreign import parse_json, read_given_bytes
 from headway.core.format import format_bytes
+from headway.core.process.command import module_command
 from headway.lab.bench.blocks import find_blocks
 from headway.lab.bench.results import (
     CELLS,
@@ -27,9 +29,13 @@ from headway.lab.bench.results import (
     read_results,
     write_result,
 )
+from headway.run.directory.run_directory import LAUNCH_FILE
 
-KUBECTL = "kubectl:"
-_KUBECTL_SECONDS = 120
+#: Sources that are the output of a cluster's program, which gets the rest as its arguments.
+_PROGRAMS = {"kubectl:": ("kubectl", "logs"), "ray:": ("ray", "job", "logs")}
+#: Jobs of Slurm, whose logs are files.
+_SLURM = "slurm:"
+_PROGRAM_SECONDS = 120
 _GZIP, _PIECE_BYTES = b"\x1f\x8b", 4096
 #: The largest amount read from one log, packed and unpacked.
 _LOG_BYTES = 256 * 2**20
@@ -53,8 +59,9 @@ def collect(sources: Sequence[str], folder: Path) -> Collected:
 
     Args:
         sources: Files (also .gz), result JSON files, folders (all their files, except those that a folder of results
-            has put aside), `-` for standard input, and `kubectl:` with the arguments of `kubectl logs`:
-            `kubectl:pod/bench-0`, `kubectl:-n ml job/bench`.
+            has put aside; also what the launcher has of the log, if it is the directory of a launched run), `-` for
+            standard input, `kubectl:` and `ray:` with the arguments of `kubectl logs` and `ray job logs`
+            (`kubectl:pod/bench-0`, `kubectl:-n ml job/bench`), and `slurm:` with the number of a job.
         folder: Results that exist there stay, except repeats that are found in a newer form.
 
     Raises:
@@ -93,14 +100,22 @@ def _opened(source: str) -> Iterator[tuple[str, Iterable[str]]]:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # the encoding of files, whatever the locale
         yield "standard input", sys.stdin
         return
-    if source.startswith(KUBECTL):
-        yield source, _kubectl(source.removeprefix(KUBECTL))
+    scheme = source[: source.find(":") + 1]
+    if scheme in _PROGRAMS:
+        yield source, _printed([*_PROGRAMS[scheme], *_words(source, scheme)])
+        return
+    if scheme == _SLURM:
+        yield from ((file, _lines(Path(file))) for file in _logs_of_slurm(source))
         return
     path = Path(source)
     if not path.exists():
         raise ConfigError(
-            "there is no such file or folder", where=source, fix="give logs, folders, - or kubectl:pod/NAME"
+            "there is no such file or folder",
+            where=source,
+            fix="give logs, folders, -, kubectl:pod/NAME, ray:JOB or slurm:JOB",
         )
+    if (path / LAUNCH_FILE).is_file():
+        yield from _launched(path)
     for file in sorted(_files(path)) if path.is_dir() else [path]:
         yield str(file), _lines(file)
 
@@ -153,19 +168,49 @@ def _unpacked(data: bytes, where: str) -> bytes:
     return b"".join([*whole, data])
 
 
-def _kubectl(arguments: str) -> list[str]:
-    """Return the output of `kubectl logs`."""
+def _launched(run: Path) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the log of a launched run as its launcher has it; the job may be gone, and its folder have the results."""
     try:
-        command = ["kubectl", "logs", *shlex.split(arguments)]  # selectors contain blanks: -l 'app in (a, b)'
+        yield f"log of {run}", _printed(module_command("headway", "launch", "logs", str(run)))
+    except (ConfigError, DataError) as error:
+        warning(f"only the files of {run} are read: {error.what}")
+
+
+def _words(source: str, scheme: str) -> list[str]:
+    try:
+        return shlex.split(source.removeprefix(scheme))  # selectors contain blanks: -l 'app in (a, b)'
     except ValueError as error:
-        raise ConfigError(f"no arguments of kubectl: {error}", where=KUBECTL + arguments, fix="close quotes") from None
+        raise ConfigError(f"no arguments of a command: {error}", where=source, fix="close quotes") from None
+
+
+def _logs_of_slurm(source: str) -> list[str]:
+    """Return the logs of a job of Slurm, of all parts of an array.
+
+    `sacct` knows them since Slurm 24.05; before, `scontrol` does for some minutes after the end of a job.
+    """
+    job = source.removeprefix(_SLURM)
+    options = ["--noheader", "--allocations", "--parsable2", "--expand-patterns", "--format=StdOut"]
+    logs = list[str]()
+    with suppress(DataError):
+        logs = _printed(["sacct", *options, "--jobs", job])
+    if not any(logs):
+        lines = _printed(["scontrol", "show", "job", job])
+        logs = [line.partition("=")[2] for line in lines if line.strip().startswith("StdOut=")]
+    if not any(logs):
+        raise DataError("Slurm does not know the log of this job", where=source, fix="name the log, or its folder")
+    return list(dict.fromkeys(filter(None, logs)))
+
+
+def _printed(command: Sequence[str]) -> list[str]:
+    """Return what a program that shows a log prints."""
+    name, where = command[0], shlex.join(command)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_KUBECTL_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_PROGRAM_SECONDS, check=False)
     except OSError:
-        raise ConfigError("there is no kubectl here", where=KUBECTL, fix="install it, or pipe logs in with -") from None
+        raise ConfigError(f"there is no {name} here", where=where, fix="install it, or pipe logs in with -") from None
     except subprocess.TimeoutExpired:
-        raise DataError("kubectl does not answer", where=" ".join(command), fix="check the cluster") from None
+        raise DataError(f"{name} does not answer", where=where, fix="check the cluster") from None
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
-        raise DataError(f"kubectl: {said}", where=" ".join(command), fix="check pod and namespace")
+        raise DataError(f"{name}: {said}", where=where, fix="check that the cluster still has the job")
     return done.stdout.decode(errors="replace").splitlines()

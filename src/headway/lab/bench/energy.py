@@ -1,8 +1,10 @@
-"""Energy in joules as the hardware counts it: GPUs through their driver, processors through RAPL."""
+"""Energy in joules and the use of GPUs, as the hardware counts them: GPUs through their driver, processors by RAPL."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,16 +51,68 @@ class _Gpu:
 
 
 def _gpu(index: int) -> Counter | None:
-    """Find the GPU by its physical identity, since `CUDA_VISIBLE_DEVICES` may have renumbered it."""
     try:
-        import pynvml
-        import torch
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
-        return _Gpu(pynvml, handle, pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+        nvml, handle = _find_gpu(index)
+        return _Gpu(nvml, handle, nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
     except Exception:  # not installed, not NVIDIA's, too old or not allowed: unknown
         return None
+
+
+def _find_gpu(index: int) -> tuple[Any, Any]:
+    """Find a GPU by its physical identity, since `CUDA_VISIBLE_DEVICES` may have renumbered it."""
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+
+
+@dataclass
+class GpuUtilization:
+    """Samples how busy a GPU is, on a thread, from `start` to `stop`."""
+
+    read: Callable[[], float]
+    """Returns the share of the driver's last sample period in which a kernel ran."""
+    samples: list[float] = field(default_factory=list)
+    every_seconds: float = 0.1
+    """No driver says it anew more often (NVML: every 1/6 s to 1 s)."""
+    _stops: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start sampling."""
+        self._thread = threading.Thread(target=self._run, name="headway-gpu-utilization", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> list[float] | None:
+        """Stop, and return the samples; None if the driver does not say."""
+        self._stops.set()
+        if self._thread is not None:
+            self._thread.join()
+        return self.samples or None
+
+    def _run(self) -> None:
+        while not self._stops.wait(self.every_seconds):
+            try:
+                self.samples.append(self.read())
+            except Exception:  # as of a part of a GPU (MIG)
+                return
+
+
+def open_gpu_utilization(device_type: str, index: int) -> GpuUtilization | None:
+    """Return what samples the use of a worker's GPU; None on the CPU, or if its driver cannot be asked.
+
+    Args:
+        device_type: "cuda" or "cpu".
+        index: Index of the GPU among those that this process sees.
+    """
+    if device_type != "cuda":
+        return None
+    try:
+        nvml, handle = _find_gpu(index)
+    except Exception:  # as in `_gpu`
+        return None
+    return GpuUtilization(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
 
 
 @dataclass

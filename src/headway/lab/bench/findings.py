@@ -38,7 +38,6 @@ from headway.lab.bench.wording import (
     sentence,
     size_in_words,
     speed_in_words,
-    workers_in_words,
 )
 
 #: Largest relative difference of losses within one setting: strategies sum in different orders.
@@ -86,7 +85,8 @@ def _heading(setting: Setting, settings: Iterable[Setting]) -> str:
 def _of_setting(group: Sequence[CellResult]) -> Iterator[str]:
     shown = good(group)
     for workers in sorted({r.cell.workers for r in shown}, reverse=True):
-        yield from _strategies([r for r in shown if r.cell.workers == workers], workers_in_words(workers))
+        same = [r for r in shown if r.cell.workers == workers]
+        yield from _strategies(same, size_in_words(same[0]))
     yield from _scaling(group)
     yield from _communication(group)
 
@@ -232,7 +232,7 @@ def _communication(group: Sequence[CellResult]) -> Iterator[str]:
         return
     low, high = min(known, key=_exposed), max(known, key=_exposed)
     yield (
-        f"On {workers_in_words(most)} communication that nothing hides takes {percent(_exposed(high))} of the"
+        f"On {size_in_words(high)} communication that nothing hides takes {percent(_exposed(high))} of the"
         f" profiled steps with {high.cell.strategy}, waiting for others included{_against(high, low)}."
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,19 @@ from headway.core.process.command import module_command
 from headway.core.process.signals import defer_signals
 from headway.run.supervisor.processes import end_all
 
-#: Named launchers; any other is a command that starts the rest of the command line.
-LOCAL, TORCHRUN = "local", "torchrun"
+#: Named launchers; any other is a command that starts the rest of the command line. `machines` is `local` on each of
+#: the machines that run the same command (`bench.machines`).
+LOCAL, TORCHRUN, MACHINES = "local", "torchrun", "machines"
 
 
 def launch_command(launcher: str, spec: Path, workers: int, machines: int = 1) -> list[str]:
     """Return the command that starts the workers of a cell.
 
     Args:
-        launcher: `local`, `torchrun`, or a command that runs the rest of its command line in so many processes and
-            gives each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); `{workers}`
-            in it is their number. With `{machines}` in it, it runs the rest once on each of so many machines.
+        launcher: `local`, `torchrun`, `machines`, or a command that runs the rest of its command line in so many
+            processes and gives each the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT);
+            `{workers}` in it is their number. With `{machines}` in it, it runs the rest once on each of so many
+            machines.
         spec: The cell, and how it is measured.
         workers: Workers of all machines.
         machines: Machines.
@@ -37,9 +39,10 @@ def launch_command(launcher: str, spec: Path, workers: int, machines: int = 1) -
         raise ConfigError(
             f"'{launcher}' starts workers on this machine only, and cells have up to {machines} machines",
             where="--launcher, machines",
-            fix="a command with {machines}, as in 'srun --nodes {machines} --ntasks-per-node 1', or machines=1",
+            fix="--launcher machines, started on each of them; a command with {machines}, as in"
+            " 'srun --nodes {machines} --ntasks-per-node 1'; or machines=1",
         )
-    if launcher == LOCAL:
+    if launcher in (LOCAL, MACHINES):
         return module_command("headway.lab.bench.local", str(spec))
     if launcher == TORCHRUN:
         nodes = ["--standalone", "--nproc-per-node", str(workers), "--no-python"]
@@ -73,19 +76,29 @@ def run_command(command: Sequence[str], environment: dict[str, str], log: Any, t
     process = None
     try:
         with defer_signals():  # a stop signal during the start must find the process to end
-            process = _started(command, environment, log)
+            process = start_command(command, environment, log)
         return process.wait(timeout_seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
         if process is not None:
-            left = end_all([process.pid])
-            process.poll()
-            if left:
-                notice(f"processes that cannot be ended are left: {left}")
+            end_command(process)
 
 
-def _started(command: Sequence[str], environment: dict[str, str], log: Any) -> subprocess.Popen[bytes]:
+def end_command(process: subprocess.Popen[bytes]) -> None:
+    """End all processes of a command."""
+    left = end_all([process.pid])
+    process.poll()
+    if left:
+        notice(f"processes that cannot be ended are left: {left}")
+
+
+def start_command(command: Sequence[str], environment: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own.
+
+    Raises:
+        ConfigError: it cannot be started.
+    """
     try:
         return subprocess.Popen(
             command,

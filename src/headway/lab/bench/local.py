@@ -38,7 +38,9 @@ def main() -> None:
     from headway.run.supervisor.local_workers import WorkersFailed, start_workers
 
     try:
-        part = _part(cell, lead_file(path)) if cell.machines > 1 else None
+        part = MachinePart.take()  # of a lead (`bench.machines`)
+        if part is None and cell.machines > 1:
+            part = _part(cell, lead_file(path))
     except ConfigError as error:
         reason = f"{error.what} ({error.fix})"
         print_lines("\n" + block(spec.ended("refused", reason).model_dump(mode="json")))

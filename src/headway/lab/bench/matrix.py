@@ -179,6 +179,27 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
     return config
 
 
+def suite_config(suite: Suite) -> Config:
+    """Return the config of the cell with most workers that has one: a strategy may lack its package here.
+
+    Its workers are those of one machine.
+
+    Raises:
+        ConfigError: no cell has one.
+    """
+    problems = []
+    by_workers = sorted(cells_of(suite), key=lambda cell: -cell.workers)
+    for cell in by_workers:
+        try:
+            found = override(cell_config(suite, cell), [f"name=bench-{suite.name}"])
+        except ConfigError as problem:
+            problems.append(problem)
+            continue
+        parallel = found.parallel.model_copy(update={"workers": max(suite.workers)})
+        return found.model_copy(update={"parallel": parallel})
+    raise problems[0]
+
+
 def _overrides(suite: Suite) -> list[str]:
     """Return the suite's own keys of the config. The benchmark is about speed, so bits are promised only if it says
     so."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from headway.lab.bench.allocations import Allocations
-from headway.lab.bench.energy import open_counter
+from headway.lab.bench.energy import open_counter, open_gpu_utilization
 from headway.lab.bench.intervals import Stretches, intersection, length, union, without
 from headway.parallel.world import synchronize
 from headway.telemetry.metrics import WITHOUT_TARGET
@@ -50,6 +50,8 @@ class Meter(Callback):
     """Measured steps without an update."""
     joules: float | None = None
     energy_source: str | None = None
+    gpu_utilization: list[float] | None = None
+    """Samples of the share of time in which a kernel ran on this worker's GPU, while steps were measured."""
     communication: tuple[float, float] | None = None
     """Exposed and overlapped share of the profiled steps on this worker."""
     tensor_peak_bytes: int | None = None
@@ -59,6 +61,7 @@ class Meter(Callback):
         """Open the energy counter and the profiler."""
         world = job.world
         self._counter = open_counter(world.device.type, world.device.index or 0, world.local_rank == 0)
+        self._gpu_utilization = open_gpu_utilization(world.device.type, world.device.index or 0)
         self._profiler: Any = None
         self._last = time.perf_counter()
 
@@ -78,11 +81,15 @@ class Meter(Callback):
             self._start, self._skipped_before = now, job.state.cursor.skipped_steps
             if self._counter is not None:
                 self._counter.joules()
+            if self._gpu_utilization is not None:
+                self._gpu_utilization.start()
         if step == last:
             self.seconds = now - self._start
             self.skipped_steps += job.state.cursor.skipped_steps - self._skipped_before
             if self._counter is not None:
                 self.joules, self.energy_source = self._counter.joules(), self._counter.source
+            if self._gpu_utilization is not None:
+                self.gpu_utilization = self._gpu_utilization.stop()
             self.memory = Memory.now(device)
             if self.profiled_steps and job.world.size > 1:
                 from torch.profiler import ProfilerActivity, profile

@@ -15,6 +15,7 @@ from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count
 from headway.lab.bench.analysis import (
     COMMUNICATION,
+    GPU_UTILIZATION,
     MEMORY,
     METRICS,
     RESIDENT,
@@ -52,6 +53,8 @@ NOTES = (
     "Of ideal: tokens/s per worker as a share of the same strategy's with the fewest workers.",
     "Communication: share of the profiled steps, which are not among the timed ones, in which a collective was under"
     " way, waiting for the slowest worker included; exposed: and nothing was computed meanwhile.",
+    "GPU: share of the time of the measured steps in which a kernel ran, over the samples of all GPUs; n/a where the"
+    " driver does not say, and without a GPU.",
     "MFU and HFU: n/a where the device's peak is not known, as of CPUs. Energy: n/a where no counter can be read.",
 )
 
@@ -92,7 +95,11 @@ class Report:
     def unknown(self) -> list[str]:
         """Headers of the omitted columns."""
         succeeded = [result for result in self.results if result.status == "ok"]
-        return [name for name, text in _FIGURES if all(text(r, self.results) == UNKNOWN for r in succeeded)]
+        return [
+            name
+            for name, text in _FIGURES
+            if name not in _ALWAYS and all(text(r, self.results) == UNKNOWN for r in succeeded)
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -239,6 +246,8 @@ def _mean_share(result: CellResult, metric: Metric) -> str:
     return UNKNOWN if found is None else _share(found.value)
 
 
+#: Columns that are shown even if they are unknown for all cells: whether GPUs are busy is asked first.
+_ALWAYS = ("GPU mean", "GPU p95")
 #: Columns of the table: the text of one cell, which may depend on the others.
 _Figure = Callable[[CellResult, Sequence[CellResult]], str]
 _FIGURES: tuple[tuple[str, _Figure], ...] = (
@@ -252,6 +261,8 @@ _FIGURES: tuple[tuple[str, _Figure], ...] = (
     ("Of ideal", _of_ideal),
     ("Communication", lambda result, _: _mean_share(result, COMMUNICATION[0])),
     ("Exposed", lambda result, _: _mean_share(result, COMMUNICATION[1])),
+    ("GPU mean", lambda result, _: _mean_share(result, GPU_UTILIZATION[0])),
+    ("GPU p95", lambda result, _: _mean_share(result, GPU_UTILIZATION[1])),
     ("Host to device", lambda result, _: _named(result, "host_to_device_gb_per_second", "{:.1f} GB/s")),
     ("Loss", lambda result, _: _named(result, "mean_loss", "{:.4f}")),
     ("MFU", lambda result, _: _named(result, "mfu", "{:.1%}")),

@@ -112,6 +112,11 @@ class Measurement(Record):
     communication: Communication | None
     """Null with one worker, or where the profiler saw no collective."""
     energy: Energy | None
+    gpu_utilization_mean: float | None = None
+    """Share of the time of the measured steps in which a kernel ran, the mean of all GPUs; null where the driver does
+    not say."""
+    gpu_utilization_p95: float | None = None
+    """95th percentile of the samples of all GPUs."""
 
 
 class Repeat(Record):

@@ -24,6 +24,7 @@ from headway.core.process.signals import TERMINATION_SIGNALS, handled
 from headway.lab.bench.blocks import MARKER, block, find_blocks
 from headway.lab.bench.environment import describe_environment, environment_id
 from headway.lab.bench.launchers import LOCAL, launch_command, lead_file, run_command
+from headway.lab.bench.machines import SuiteMachines
 from headway.lab.bench.matrix import PlannedCell, plan_matrix, rows_for_workers, unused_patterns
 from headway.lab.bench.results import (
     CELLS,
@@ -72,6 +73,8 @@ class Matrix:
     """Results by key."""
     discarded: tuple[CellResult, ...] = ()
     """Existing repeats that are to be measured anew."""
+    machines: SuiteMachines | None = None
+    """The machines that measure with this one."""
 
 
 def parse_part(text: str) -> tuple[int, int]:
@@ -92,6 +95,8 @@ def open_matrix(
     launcher: str = LOCAL,
     measure_options: MeasureOptions = MeasureOptions(),
     part: tuple[int, int] = (1, 1),
+    *,
+    machines: SuiteMachines | None = None,
 ) -> Matrix:
     """Plan a suite and load the results of earlier runs. Nothing is written.
 
@@ -102,6 +107,7 @@ def open_matrix(
         measure_options: What to do about existing results.
         part: Take the first of so many parts of the cells, or another one: every N-th cell, so that parts take about
             as long as each other.
+        machines: The machines that measure with this one.
 
     Raises:
         ConfigError: the suite's config is wrong, there is no such launcher, or this process was started as one of
@@ -121,7 +127,7 @@ def open_matrix(
     halves = [_split(result, measure_options) for result in found if result.key in keys]
     kept = {result.key: result for result, _ in halves if result is not None}
     discarded = tuple(result for _, result in halves if result is not None)
-    return Matrix(suite, folder, launcher, environment, cells, kept, discarded)
+    return Matrix(suite, folder, launcher, environment, cells, kept, discarded, machines)
 
 
 def _split(result: CellResult, measure_options: MeasureOptions) -> tuple[CellResult | None, CellResult | None]:
@@ -153,7 +159,8 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
     """Measure what is missing.
 
     Args:
-        print_results: Also print every result for the log of a pod (`blocks`).
+        print_results: Also print every result for the log of a pod (`blocks`), those that are there already first:
+            the log of an earlier pod may be gone with it.
 
     Raises:
         ConfigError: another process uses the folder.
@@ -164,6 +171,8 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
         done = len(matrix.cells) * matrix.suite.repeats - len(missing)
         if done:
             notice(f"{done} of {len(matrix.cells) * matrix.suite.repeats} measurements are there already")
+        for there in matrix.results.values():
+            _hand_on(matrix, there, print_results)
         for place, (number, planned) in enumerate(missing, 1):
             result = matrix.results.get(planned.key)
             if result is not None and result.is_done(matrix.suite.repeats):
@@ -173,9 +182,15 @@ def run_matrix(matrix: Matrix, *, print_results: bool = False) -> list[CellResul
             matrix.results[planned.key] = result
             write_result(matrix.folder, result)
             notice(f"[{place}/{len(missing)}] {planned.cell.name}: {_in_words(repeat, matrix.suite.repeats)}")
-            if print_results:
-                say(block(result.model_dump(mode="json")))
+            _hand_on(matrix, result, print_results)
     return [matrix.results[planned.key] for planned in matrix.cells]
+
+
+def _hand_on(matrix: Matrix, result: CellResult, print_results: bool) -> None:
+    if print_results:
+        say(block(result.model_dump(mode="json")))
+    if matrix.machines is not None:
+        matrix.machines.keep(result)
 
 
 def _result(matrix: Matrix, planned: PlannedCell, repeats: Sequence[Repeat]) -> CellResult:
@@ -262,7 +277,10 @@ def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) ->
     start = time.monotonic()
     try:
         with log_path.open("wb") as log:
-            code = run_command(command, environment, log, suite.timeout_seconds)
+            if matrix.machines is None:
+                code = run_command(command, environment, log, suite.timeout_seconds)
+            else:
+                code = matrix.machines.run(spec_path, environment, log, suite.timeout_seconds)
     finally:
         spec_path.unlink()
         lead_file(spec_path).unlink(missing_ok=True)

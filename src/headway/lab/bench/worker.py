@@ -150,6 +150,7 @@ def _trained(spec: Spec, world: World) -> Measurement:
         "tensors": meter.tensor_peak_bytes,
         "communication": meter.communication,
         "joules": meter.joules,
+        "gpu_utilization": meter.gpu_utilization,
         "host_to_device": host_to_device(world.device),
         "products": product_flops(world.device, config.train.precision),
     }
@@ -220,6 +221,8 @@ def _measurement(
     products = _sum([worker["products"] for worker in workers])
     # On GPUs PyTorch counts memory itself.
     memory = [worker["memory"]["allocated_peak"] or worker["tensors"] for worker in workers]
+    uses = [worker["gpu_utilization"] for worker in workers]
+    gpu_utilization = [share for use in uses for share in use] if all(uses) else []
     copies = [worker["host_to_device"] for worker in workers if worker["host_to_device"] is not None]
     return Measurement(
         device=name,
@@ -249,6 +252,8 @@ def _measurement(
         share_of_measured_products=achieved / products if achieved and products else None,
         communication=_communication(spec, [worker["communication"] for worker in workers]),
         energy=_energy(meter, [worker["joules"] for worker in workers]),
+        gpu_utilization_mean=statistics.fmean(gpu_utilization) if gpu_utilization else None,
+        gpu_utilization_p95=quantile(gpu_utilization, 0.95) if gpu_utilization else None,
     )
 
 

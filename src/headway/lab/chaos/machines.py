@@ -155,6 +155,11 @@ class NetworkMachine(Machine):
         return f"machine-{self.number}"
 
     @property
+    def address(self) -> str:
+        """Its address at the switch."""
+        return _address(self.number)
+
+    @property
     def space(self) -> str:
         """Name of its namespace."""
         return _space(self._prefix, self.number)

@@ -42,7 +42,8 @@ headway bench my.yaml \\
 --launcher "torchrun --standalone --nproc-per-node {workers} --no-python"
 headway bench report bench/strategies --compare bench/last-week
 headway launch bench strategies --on slurm --parts 4
-headway launch logs runs/bench-a | headway bench collect - -o bench/cluster
+headway launch bench scaling --on kubernetes machines=1,2 launch.image=r/headway
+headway bench collect runs/bench-scaling -o bench/cluster
 
 Options of a measurement: headway bench run -h. Every cell runs in separate processes; a cell that fails, hangs or \
 runs out of memory is a result too. The same command, without --again and --failed-again, continues a stopped run.
@@ -101,7 +102,9 @@ def run(
     launcher: Annotated[
         str,
         typer.Option(
-            "--launcher", help="local, torchrun, or a command with {workers} that starts that many processes."
+            "--launcher",
+            help="local, torchrun, machines (each of them runs this command), or a command with {workers} that starts"
+            " that many processes.",
         ),
     ] = "local",
     print_results: Annotated[
@@ -118,6 +121,8 @@ def run(
     import sys
 
     from headway.core.console import notice
+    from headway.lab.bench.launchers import MACHINES
+    from headway.lab.bench.machines import SuiteMachines, find_membership, measure_for_lead
     from headway.lab.bench.runner import MeasureOptions, open_matrix, parse_part, run_matrix, stoppable
     from headway.lab.bench.suite import ON_CPU, load_suite
     from headway.telemetry.hardware import local_accelerators
@@ -131,14 +136,21 @@ def run(
     if count > 1:  # two processes never measure into one folder
         folder /= f"part-{number}"
     measure_options = MeasureOptions(again, failed_again)
-    matrix = open_matrix(loaded, folder, launcher, measure_options, (number, count))
-    if loaded.description.endswith(ON_CPU):
-        notice("no accelerator here: measuring the settings that the suite has for processors (on_cpu)")
-    if dry_run:
-        _list_cells(matrix, as_json)
+    membership = None if dry_run or launcher != MACHINES else find_membership(loaded)
+    if membership is not None and not membership.role.leads:
+        with stoppable(measure_options):
+            measure_for_lead(membership)
         return
     printed = not sys.stderr.isatty() if print_results is None else print_results
-    with writing(folder), stoppable(measure_options):
+    with writing(folder), stoppable(measure_options), SuiteMachines.of(membership) as machines:
+        if machines is not None:
+            machines.gather(folder)
+        matrix = open_matrix(loaded, folder, launcher, measure_options, (number, count), machines=machines)
+        if loaded.description.endswith(ON_CPU):
+            notice("no accelerator here: measuring the settings that the suite has for processors (on_cpu)")
+        if dry_run:
+            _list_cells(matrix, as_json)
+            return
         results = run_matrix(matrix, print_results=printed)
     _report_results(folder, as_json)
     if not any(result.status == "ok" for result in results):
@@ -168,7 +180,11 @@ def report(
 def collect(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE...", help="Logs, folders, - (standard input), kubectl:POD.", show_default=False),
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Logs, folders, launched runs, - (standard input), kubectl:POD, slurm:JOB, ray:JOB.",
+            show_default=False,
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.", show_default=False)],
     as_json: JsonOption = False,
@@ -183,6 +199,8 @@ def collect(
     headway bench collect pod.log logs/ --output bench/cluster
     kubectl logs job/bench | headway bench collect - --output bench/cluster
     headway bench collect "kubectl:-n ml job/bench" --output bench/cluster
+    headway bench collect runs/bench-scaling --output bench/cluster
+    headway bench collect slurm:1234 --output bench/cluster
 
     Exit codes: 0 found, 1 nothing found, 2 usage, 3 a result cannot be read.
     """

@@ -275,9 +275,9 @@ def test_ray_reserves_the_gpus_that_every_launcher_counts(
 def test_the_node_process_of_ray_inherits_no_place_of_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a step of Slurm it would otherwise wait for machines that nobody starts."""
     monkeypatch.setattr(os, "environ", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "RANK": "0", "HOME": "/"})
-    one = ray._variables("1", 1, 0, {})
+    one = ray.machine_variables("1", 1, 0, {})
     assert one == {"SLURM_STEP_NUM_TASKS": "2", "HOME": "/"} and machines_from_environment(one) is None
-    two = ray._variables("2:4", 3, 1, {"lead": "h:1", "secret": "s"})
+    two = ray.machine_variables("2:4", 3, 1, {"lead": "h:1", "secret": "s"})
     assert (two["HEADWAY_MACHINES"], two["HEADWAY_NODE"]) == ("2:3", "1") and "RANK" not in two
 
 

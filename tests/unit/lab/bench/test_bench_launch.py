@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headway.lab.bench.suite import load_suite
 from headway.start.bench_job import bench_job
 from support import headway_in_copy
 from support_launchers import Programs, documents
+from support_launchers import job as job_of_a_training
 
 CPU = ("train.device=cpu", "repeats=2", "exclude=[{strategy: ddp, workers: 2, reason: known}]")
 WHERE = ("launch.slurm.partition=gpu", "launch.image=registry/headway:1", "config.runs=/runs")
@@ -54,6 +56,28 @@ def test_every_target_that_starts_a_command_measures(target: str, tmp_path: Path
         assert rules[0]["onExitCodes"]["values"] == [1, 2, 3, 4, 5, 6, 7]
     if target == "rayjob":
         assert manifests[-1]["spec"]["entrypointNumGpus"] == 8
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "jobset", "trainjob", "pytorchjob", "rayjob", "ray", "sky"])
+def test_every_machine_of_a_target_runs_the_suite_and_the_first_one_leads(target: str, tmp_path: Path) -> None:
+    job, launcher = bench_job("scaling", [*WHERE, "machines=1,2,4", "workers=8"], out=tmp_path), find_launcher(target)
+    assert (job.machines, job.gpus) == (4, 8) and not list(launcher.problems(job)), "a suite asks for no volume"
+    files = launcher.files(job)
+    manifests = documents(files)
+    texts = [files.get("entrypoint.json", ""), files.get("task.yaml", ""), *map(json.dumps, manifests)]
+    assert any("--launcher machines" in re.sub(r"[\s\",]+", " ", text) for text in texts)
+    assert not any("prepare" in text for text in texts), "rows are computed, and the suite is no config to prepare"
+    if target in ("ray", "rayjob"):  # which give every machine its place, with its GPUs
+        (text,) = [text for text in texts if "ray_machines" in text]
+        assert "--machines 4 --gpus 8" in re.sub(r"[\s\",]+", " ", text) and "entrypointNumGpus" not in text
+    elif target != "sky":
+        assert any("HEADWAY_LEAD" in text and "HEADWAY_SECRET" in text for text in texts)
+    if target in ("kubernetes", "jobset", "trainjob"):
+        assert any('"successPolicy": {"rules": [{"succeededIndexes": "0"}]}' in text for text in texts)
+
+
+def test_a_training_ends_when_all_machines_have(tmp_path: Path) -> None:
+    assert "successPolicy" not in find_launcher("kubernetes").files(job_of_a_training())["30-train.yaml"]
 
 
 def test_a_folder_of_runs_may_be_named_like_the_config(tmp_path: Path) -> None:

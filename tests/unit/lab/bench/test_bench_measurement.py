@@ -25,6 +25,7 @@ def worker(number: int, **more: Any) -> dict[str, Any]:
         "tensors": 30 + number,
         "communication": (0.1 * number, 0.2),
         "joules": 40.0 * number,
+        "gpu_utilization": [1.0 - 0.1 * number, 0.5],
         "host_to_device": 10.0 * number,
         "products": None,
     }
@@ -80,6 +81,8 @@ def test_every_figure_is_made_of_those_of_all_workers(monkeypatch: pytest.Monkey
             "overlapped_share": pytest.approx(0.2),
         },
         "energy": {"joules": 120.0, "source": "the driver of the GPUs (NVML)"},
+        "gpu_utilization_mean": pytest.approx(0.675),
+        "gpu_utilization_p95": pytest.approx(0.885),
     }
 
 
@@ -88,12 +91,14 @@ def test_processors_are_held_against_their_products_and_tensors_counted_by_the_p
 ) -> None:
     monkeypatch.setattr(hardware, "peak_flops", lambda *arguments: None)
     unknown = {"allocated_peak": None, "reserved_peak": None, "resident_peak": None}
-    own = {"memory": unknown, "host_to_device": None, "communication": None}
+    own = {"memory": unknown, "host_to_device": None, "communication": None, "gpu_utilization": None}
     found = put_together(worker(1, products=6e12, **own), worker(2, products=10e12, **own))
     assert found.measured_product_flops_per_second == 16e12
     assert found.share_of_measured_products == pytest.approx(0.3)
     assert found.peak_memory_bytes_by_worker == [31, 32] and found.peak_memory_bytes == 32
     nothing = (found.mfu, found.hfu, found.peak_reserved_bytes, found.resident_growth_bytes, found.communication)
+    assert (found.gpu_utilization_mean, found.gpu_utilization_p95) == (None, None)
     assert nothing == (None,) * 5 and found.host_to_device_gb_per_second is None
-    one_silent = put_together(worker(1, products=6e12), worker(2))
-    assert one_silent.measured_product_flops_per_second is None, "of one worker it says nothing about all"
+    one_silent = put_together(worker(1, products=6e12), worker(2, gpu_utilization=None))
+    both = (one_silent.measured_product_flops_per_second, one_silent.gpu_utilization_mean)
+    assert both == (None, None), "of one worker it says nothing about all"

@@ -6,6 +6,7 @@ import gc
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ import torch
 from headway.config import Config, LaneGrid, ModelConfig, resolve
 from headway.core.machine.system import Machine
 from headway.lab.bench import meter as metering
-from headway.lab.bench.energy import open_counter
+from headway.lab.bench.energy import open_counter, open_gpu_utilization
 from headway.lab.bench.intervals import intersection, length, union, without
 from headway.lab.bench.meter import Meter, communication_shares, host_to_device
 from headway.lab.bench.synthetic import SyntheticFeed
+from waits import LONG
 
 
 def event(name: str, start: float, end: float, *, is_async: bool = False, device: str = "CPU") -> Any:
@@ -127,6 +129,32 @@ def test_gpus_count_joules_under_their_own_name(monkeypatch: pytest.MonkeyPatch)
     assert open_counter("cuda", 4, True) is None, "one that does not count, and processors do not stand for it"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert open_counter("cuda", 3, True) is None
+
+
+def test_the_use_of_a_gpu_is_sampled_until_its_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    percents, refused = [80, 70, 90], threading.Event()
+
+    def rates(handle: str) -> Any:
+        if not percents:
+            refused.set()
+            raise RuntimeError("not supported, as of a part of a GPU")
+        return SimpleNamespace(gpu=percents.pop())
+
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=str, nvmlDeviceGetUtilizationRates=rates
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234"))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert open_gpu_utilization("cpu", 0) is None
+    for expected in ([0.9, 0.7, 0.8], None):
+        found = open_gpu_utilization("cuda", 0)
+        assert found is not None
+        found.every_seconds = 0.001
+        found.start()
+        assert refused.wait(LONG)
+        assert found.stop() == expected
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert open_gpu_utilization("cuda", 0) is None
 
 
 def test_joules_of_gpus_are_known_when_those_of_all_workers_are() -> None:

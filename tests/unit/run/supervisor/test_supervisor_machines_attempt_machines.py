@@ -18,8 +18,9 @@ from headway.core.errors import Cancelled, ConfigError, Preempted
 from headway.core.process.table import ProcessState
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.supervisor.error_report import ErrorReport
-from headway.run.supervisor.machines import node, run_machines
+from headway.run.supervisor.machines import run_machines
 from headway.run.supervisor.machines.attempt_machines import AttemptMachines, MachineEnd, most_telling
+from headway.run.supervisor.machines.ending import raise_end
 from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.machines.messages import (
@@ -358,10 +359,10 @@ def test_all_machines_end_as_the_lead_does(
     of("2").close(error)
     assert lead.over is not None and lead.over.exit_code == code
     if code == 0:
-        node._raise_end(lead.over)
+        raise_end(lead.over)
         return
     with pytest.raises(BaseException) as told:
-        node._raise_end(lead.over)
+        raise_end(lead.over)
     assert getattr(told.value, "exit_code", 130) == code
     assert isinstance(told.value, KeyboardInterrupt) == (code == 130)
 

@@ -18,7 +18,7 @@ from headway.core.errors import Cancelled, CheckpointError, ConfigError, Preempt
 from headway.core.files.hashes import fingerprint
 from headway.run.directory.run_directory import IDENTITY_KEY
 from headway.run.supervisor.machines import node as machines_node
-from headway.run.supervisor.machines.ending import ANY_TIME, is_finished_in_tier, recorded_end
+from headway.run.supervisor.machines.ending import ANY_TIME, is_finished_in_tier, raise_end, recorded_end
 from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.messages import RunEnd
 from headway.run.supervisor.machines.node import _Node
@@ -70,7 +70,7 @@ def test_a_final_error_counts_if_no_start_came_after_it(
     assert recorded_end(finished(), IDENTITY, ANY_TIME) == told
     assert recorded_end(finished(), IDENTITY, 1001.0) is None, "a lead may come that has no such error"
     with pytest.raises(kind, match="what went wrong"):
-        machines_node._raise_end(told)
+        raise_end(told)
 
 
 @pytest.mark.parametrize("facts", [{"exit_code": 75}, {"exit_code": 1}, {"exit_code": None}, {"exit_code": "x"},

@@ -168,9 +168,12 @@ class AttemptMachines:
         self._attempt = attempt.number
         sent_config = SentConfig.of(config)
         for member in self.members:
-            part = self._part(self._ranks[member.number].start, None)
-            order = BeginAttempt(attempt.number, attempt.owner, part, sent_config, restarts)
+            order = BeginAttempt(attempt.number, attempt.owner, self.part(member), sent_config, restarts)
             self._lead.tell([member.number], order)
+
+    def part(self, member: Member) -> MachinePart:
+        """Return the part of one of these machines, which itself knows its interface."""
+        return self._part(self._ranks[member.number].start, None)
 
     def _part(self, first_rank: int, interface: str | None) -> MachinePart:
         return MachinePart(first_rank, self.world_size, *self._address, interface, self._own_disks)

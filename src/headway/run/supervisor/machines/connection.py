@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from headway.core.process.messages import Messages
 from headway.core.process.table import has_one_thread
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor.machines.channel import Channel, ChannelError
-from headway.run.supervisor.machines.messages import MACHINE, Alive, MachineMessage
+from headway.run.supervisor.machines.messages import Alive, MachineMessage
 
 #: Time between two turns without traffic, and between signs of life of a machine that has nothing else to say.
 TURN_SECONDS, ALIVE_SECONDS = 0.2, 1.0
@@ -27,10 +28,17 @@ _THREAD_SECONDS = 1.0
 
 
 class Connection:
-    """A socket with its channel."""
+    """A socket with its channel.
 
-    def __init__(self, end: socket.socket, channel: Channel, now: float) -> None:
-        self.end, self.channel = end, channel
+    Args:
+        end: The socket.
+        channel: This side of the connection.
+        now: Seconds of a clock that never decreases.
+        messages: The types of messages that may come and go.
+    """
+
+    def __init__(self, end: socket.socket, channel: Channel, now: float, messages: Messages[MachineMessage]) -> None:
+        self.end, self.channel, self._messages = end, channel, messages
         self.began = self.heard = self.spoke = now
         end.setblocking(False)
         with suppress(OSError):  # readings are small and frequent
@@ -53,7 +61,7 @@ class Connection:
         self.heard = now
         lines = self.channel.receive(data)
         try:
-            return [MACHINE.decode(line) for line in lines]
+            return [self._messages.decode(line) for line in lines]
         except ValueError as error:
             raise ChannelError(f"a line is no message: {error}") from error
 
@@ -63,7 +71,7 @@ class Connection:
         Raises:
             ChannelError: the other side does not read, or the message is too long.
         """
-        self.channel.send(MACHINE.encode(message).encode())
+        self.channel.send(self._messages.encode(message).encode())
 
     def flush(self) -> None:
         """Send what waits to be sent, as far as the other side takes it.

@@ -15,11 +15,12 @@ from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config
 from headway.core.coordination.launch_code import left_code
 from headway.core.coordination.outcomes import FINAL_CODES
-from headway.core.errors import HeadwayError
+from headway.core.errors import INTERRUPTED, HeadwayError, error_with
 from headway.core.files.foreign import as_number
 from headway.run.directory.run_directory import IDENTITY_KEY, RunDirectory
 from headway.run.session.attempt import are_steps_done, final_step, with_variables
 from headway.run.supervisor.attempt_client import has_data
+from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.local_workers import ONE_THREAD
 from headway.run.supervisor.machines.messages import RunEnd
 
@@ -90,3 +91,20 @@ def is_finished_in_tier(config: Config) -> bool:
     if newest is None or identity.relation(newest) != "own":
         return False
     return newest.step == final_step(config, (newest.step, newest.context))
+
+
+def raise_end(end: RunEnd) -> None:
+    """End this command as the lead says that the run has ended.
+
+    Raises:
+        HeadwayError: the run ended with an error.
+        KeyboardInterrupt: it was interrupted.
+    """
+    if end.exit_code == 0:
+        return
+    if end.exit_code == INTERRUPTED:
+        raise KeyboardInterrupt
+    kind = error_with(end.exit_code) or WorkerDied
+    error = kind(end.what, where=end.where, fix=end.fix)
+    error.exit_code = end.exit_code
+    raise error

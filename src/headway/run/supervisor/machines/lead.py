@@ -12,6 +12,7 @@ from functools import partial
 from headway.core.console import notice, warning
 from headway.core.coordination.launch_variables import LEAD, LISTEN, SECRET
 from headway.core.errors import ConfigError
+from headway.core.process.messages import Messages
 from headway.core.process.signals import STOP_SIGNALS
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor.machines.channel import Channel, ChannelError, WrongSecret
@@ -19,10 +20,12 @@ from headway.run.supervisor.machines.connection import GREETING_SECONDS, Connect
 from headway.run.supervisor.machines.machine_role import MachineRole
 from headway.run.supervisor.machines.members import Member, Members
 from headway.run.supervisor.machines.messages import (
+    MACHINE,
     Alive,
     FromLead,
     Hello,
     MachineMessage,
+    OtherMessage,
     Refused,
     RunEnd,
     SignalReceived,
@@ -48,11 +51,19 @@ class Lead:
         members: Decides who may join.
         lost_seconds: How long a machine may be silent.
         clock: Returns seconds that never decrease.
+        messages: The types of messages that may come and go.
     """
 
     def __init__(
-        self, role: MachineRole, members: Members, lost_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        role: MachineRole,
+        members: Members,
+        lost_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        messages: Messages[MachineMessage] = MACHINE,
     ) -> None:
+        self._messages = messages
         self._role, self._members, self._lost_seconds, self._clock = role, members, lost_seconds, clock
         self._known: dict[int, Connection] = {}
         self._unknown: list[Connection] = []
@@ -118,7 +129,7 @@ class Lead:
             member = self._members.joined.get(number)
             return None if member is None else member.readings
 
-    def tell(self, numbers: Collection[int], message: FromLead) -> None:
+    def tell(self, numbers: Collection[int], message: FromLead | OtherMessage) -> None:
         """Send a message to some machines; one that is gone is left out."""
         with self._thread.lock:
             for number in numbers:
@@ -139,7 +150,14 @@ class Lead:
         self.tell(self.here, end)
         # Also those that are still on their way here, which would wait for a lead that is gone.
         wait_until(lambda: not self.here and self._members.has_met_all, _FAREWELL_SECONDS)
+        self.leave()
+
+    def leave(self) -> None:
+        """Send what is left, and close all connections without another word: another lead may follow."""
         self._thread.stop()
+        with self._thread.lock:
+            for number in list(self._known):
+                self._attend(number, self._known[number].flush)
         self._forget()
 
     def _turn(self, ready: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
@@ -162,7 +180,7 @@ class Lead:
             if len(self._unknown) >= _MOST_UNKNOWN:
                 end.close()
                 return
-            self._unknown.append(Connection(end, Channel(self._role.secret, is_lead=True), now))
+            self._unknown.append(Connection(end, Channel(self._role.secret, is_lead=True), now, self._messages))
 
     def _greet(self, connection: Connection, is_ready: bool, now: float) -> None:
         """Continue the greeting of a process that may be a machine of the run, or anything else."""

@@ -10,10 +10,20 @@ from typing import Any
 
 from headway.core.coordination.launch_variables import SECRET
 from headway.core.errors import ConfigError
+from headway.core.process.messages import Messages
 from headway.run.supervisor.machines.channel import Channel, ChannelError, WrongSecret
 from headway.run.supervisor.machines.connection import GREETING_SECONDS, Connection, ConnectionThread
 from headway.run.supervisor.machines.machine_role import MachineRole
-from headway.run.supervisor.machines.messages import Alive, FromNode, Hello, MachineMessage, Refused, Welcome
+from headway.run.supervisor.machines.messages import (
+    MACHINE,
+    Alive,
+    FromNode,
+    Hello,
+    MachineMessage,
+    OtherMessage,
+    Refused,
+    Welcome,
+)
 
 #: Time between two tries to reach the lead, and how long one may take.
 _RETRY_SECONDS, _CONNECT_SECONDS = 1.0, 5.0
@@ -26,9 +36,18 @@ class LeadConnection:
         role: The role of this machine.
         hello: What the lead has to know of this machine.
         lost_seconds: How long the lead may be silent.
+        messages: The types of messages that may come and go.
     """
 
-    def __init__(self, role: MachineRole, hello: Hello, lost_seconds: float) -> None:
+    def __init__(
+        self,
+        role: MachineRole,
+        hello: Hello,
+        lost_seconds: float,
+        *,
+        messages: Messages[MachineMessage] = MACHINE,
+    ) -> None:
+        self._messages = messages
         self._role, self._lost_seconds = role, lost_seconds
         self._hello = hello
         self._connection: Connection | None = None
@@ -50,7 +69,7 @@ class LeadConnection:
         self.pausing = self._thread.paused
         self._thread.start()
 
-    def send(self, message: FromNode) -> None:
+    def send(self, message: FromNode | OtherMessage) -> None:
         """Send a message, if the lead is there."""
         with self._thread.lock:
             if self.is_up and self._connection is not None:
@@ -100,7 +119,8 @@ class LeadConnection:
             return
         self.is_refused = False
         self.interface_address = str(end.getsockname()[0])
-        self._connection = Connection(end, Channel(self._role.secret, is_lead=False), time.monotonic())
+        channel = Channel(self._role.secret, is_lead=False)
+        self._connection = Connection(end, channel, time.monotonic(), self._messages)
         self._greeted = False
 
     def _converse(self, connection: Connection, is_ready: bool, now: float) -> None:

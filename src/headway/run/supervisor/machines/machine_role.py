@@ -115,13 +115,13 @@ def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tu
         raise ConfigError(
             f"{given}; the run has {most} machines, numbered from 0 to {most - 1}",
             where=f"--node, {NODE}",
-            fix="start the same command on every machine, with --node 0, --node 1 and so on",
+            fix=f"start the same command on every machine, numbered by --node or {NODE}: 0, 1 and so on",
         )
     if lead is None:
         raise ConfigError(
             "the address of the lead (machine 0) is not known",
             where=f"--lead, {LEAD}",
-            fix="give every machine --lead HOST:PORT, with the name or address of machine 0 and a free port there",
+            fix=f"give every machine --lead HOST:PORT or {LEAD}: where machine 0 is, and a free port there",
         )
     default_port = _port_of(environment[GANG]) if GANG in environment else _PORT
     return int(node), *parse_address(lead, default_port)

@@ -9,6 +9,7 @@ from typing import Any
 from headway.checkpoint.save.fence import Owner
 from headway.core.coordination.heartbeat import Reading
 from headway.core.coordination.launched import MachinePart
+from headway.core.errors import HeadwayError, exit_code_of
 from headway.core.process.messages import Messages
 from headway.core.process.table import ProcessState
 from headway.run.supervisor.error_report import ErrorReport
@@ -175,11 +176,25 @@ class RunEnd:
     where: str | None = None
     fix: str | None = None
 
+    @classmethod
+    def of(cls, error: BaseException | None) -> RunEnd:
+        """Return the end by an error of the lead; None for none."""
+        if error is None:
+            return cls(0)
+        if isinstance(error, HeadwayError):
+            return cls(exit_code_of(error), error.what, error.where, error.fix)
+        return cls(exit_code_of(error), f"the lead ended with {type(error).__name__}")
+
+
+@dataclass(frozen=True)
+class OtherMessage:
+    """What machines that do something else than a run say to each other: the base of these messages."""
+
 
 FromLead = (
     Alive | Welcome | Refused | Spare | LookForFile | BeginAttempt | SignalWorkers | WriteStacks | EndAttempt | RunEnd
 )
 FromNode = Alive | Hello | FileSeen | WorkerReadings | SignalReceived | WorkersEnded | AttemptEnded
-MachineMessage = FromLead | FromNode
+MachineMessage = FromLead | FromNode | OtherMessage
 
-MACHINE = Messages[MachineMessage](MachineMessage)
+MACHINE = Messages[MachineMessage](FromLead | FromNode)

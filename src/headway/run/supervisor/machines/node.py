@@ -19,7 +19,7 @@ from headway.checkpoint.save.fence import Owner
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.config import Config
 from headway.core.console import notice, warning
-from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, error_with
+from headway.core.errors import CheckpointError, HeadwayError, Preempted
 from headway.core.format import format_seconds
 from headway.core.machine.system import host_name
 from headway.core.process.faults import RESTARTS_VARIABLE
@@ -30,9 +30,15 @@ from headway.core.version import __version__
 from headway.run.directory.run_directory import Attempt, RunDirectory
 from headway.run.session.attempt import RunOptions, write_config
 from headway.run.supervisor.attempt_client import AttemptProcess, load_ahead
-from headway.run.supervisor.error_report import ErrorReport, WorkerDied
+from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.differences import describe_machine
-from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
+from headway.run.supervisor.machines.ending import (
+    ANY_TIME,
+    LOOK_AT_RUN_SECONDS,
+    is_finished_in_tier,
+    raise_end,
+    recorded_end,
+)
 from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead_connection import LeadConnection
 from headway.run.supervisor.machines.machine_role import MachineRole, Membership
@@ -131,7 +137,7 @@ class _Node:
             for message in lead.take():
                 if isinstance(message, RunEnd):
                     self._end_attempt(lead)
-                    _raise_end(message)
+                    raise_end(message)
                     return
                 self._handle(message, lead)
             if is_up and lead.session != session:
@@ -191,7 +197,7 @@ class _Node:
         if end is None:
             return False
         notice(f"{self._config.run_directory} has ended without this machine")
-        _raise_end(end)
+        raise_end(end)
         return True
 
     def _has_lead_ended(self, lead: LeadConnection, gone: float) -> bool:
@@ -388,20 +394,3 @@ def _join(config: Config, owner: Owner, lead: LeadConnection) -> Attempt:
             fix="choose a place on a file system that all machines of the run share (runs=...)",
         )
     return attempt
-
-
-def _raise_end(end: RunEnd) -> None:
-    """End this command as the run has ended.
-
-    Raises:
-        HeadwayError: the run ended with an error.
-        KeyboardInterrupt: it was interrupted.
-    """
-    if end.exit_code == 0:
-        return
-    if end.exit_code == INTERRUPTED:
-        raise KeyboardInterrupt
-    kind = error_with(end.exit_code) or WorkerDied
-    error = kind(end.what, where=end.where, fix=end.fix)
-    error.exit_code = end.exit_code
-    raise error

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.config import Config, usable_machines
 from headway.core.console import notice, warning
-from headway.core.errors import ConfigError, HeadwayError, Preempted, exit_code_of
+from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.version import __version__
@@ -250,9 +250,4 @@ class RunMachines:
 
     def close(self, error: BaseException | None) -> None:
         """Tell the other machines how the run has ended, so that their commands end alike."""
-        if error is None:
-            self._lead.close(RunEnd(0))
-        elif isinstance(error, HeadwayError):
-            self._lead.close(RunEnd(exit_code_of(error), error.what, error.where, error.fix))
-        else:
-            self._lead.close(RunEnd(exit_code_of(error), f"the lead ended with {type(error).__name__}"))
+        self._lead.close(RunEnd.of(error))
