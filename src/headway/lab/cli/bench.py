@@ -42,7 +42,7 @@ headway bench my.yaml \\
 --launcher "torchrun --standalone --nproc-per-node {workers} --no-python"
 headway bench report bench/strategies --compare bench/last-week
 headway launch bench strategies --on slurm --parts 4
-headway launch bench scaling --on kubernetes machines=1,2 launch.image=r/headway
+headway launch bench scaling --on kubernetes machines=1,2 launch.image=r/hw
 headway bench collect runs/bench-scaling -o bench/cluster
 
 Options of a measurement: headway bench run -h. Every cell runs in separate processes; a cell that fails, hangs or \

@@ -223,6 +223,7 @@ def test_an_attempt_begins_without_the_address_that_one_which_was_killed_has_lef
         seen.append(lead_file(Path(command[-1])).exists())
         return 1
 
+    monkeypatch.chdir(tmp_path)  # the launcher is checked with a file of the working folder
     monkeypatch.setattr(runner, "launch_command", command)
     monkeypatch.setattr(runner, "run_command", start)
     run(suite("repeats=1"), tmp_path)
