@@ -135,7 +135,7 @@ def _train_language_model(
     from headway.run.session.attempt import preemptible
 
     several = config.parallel.all_workers > 1
-    membership = _find_seat(config)
+    membership = _find_membership(config)
     alone = world_size_from_environment() is None
     if membership is not None and not membership.role.leads:
         from headway.run.supervisor.machines.node import run_node
@@ -240,7 +240,7 @@ def _prepare(config: Config, options: RunOptions, own_process: bool) -> None:
         prepare_if_needed(config, options, own_process)
 
 
-def _find_seat(config: Config) -> Membership | None:
+def _find_membership(config: Config) -> Membership | None:
     """Return this machine's membership in a run on several machines; None for a run on one."""
     if config.parallel.machines == 1:
         return None

@@ -215,10 +215,13 @@ def suggest_next(*steps: tuple[str | Path, ...]) -> None:
     """
     if not steps or not sys.stderr.isatty():
         return
-    commands = [shlex.join(["headway", *map(str, words)]) for *words, _ in steps]
-    width = max(map(len, commands))
-    lines = (f"  {command.ljust(width)}  # {step[-1]}" for command, step in zip(commands, steps, strict=True))
-    notice("\n".join(["next:", *lines]))
+    notice(next_lines([(shlex.join(["headway", *map(str, words)]), str(purpose)) for *words, purpose in steps]))
+
+
+def next_lines(steps: Sequence[tuple[str, str]]) -> str:
+    """Return the lines that name commands which can follow, each with its purpose."""
+    width = max(len(command) for command, _ in steps)
+    return "\n".join(["next:", *(f"  {command.ljust(width)}  # {purpose}" for command, purpose in steps)])
 
 
 def print_json(value: Any) -> None:

@@ -77,7 +77,8 @@ class MaintainerSettings:
             data: Fingerprint of the data.
             sends_all: Whether every checkpoint goes to the remote tier, whatever the interval: parts of it are there.
         """
-        checkpoint, remote = config.checkpoint, None
+        checkpoint = config.checkpoint
+        remote = None
         if checkpoint.remote is not None:
             every = None if sends_all else Every.of(checkpoint.remote.every)
             remote = RemoteSettings(place_settings(checkpoint.remote), every, Rules.of(checkpoint.remote))
@@ -133,7 +134,8 @@ class CheckpointMaintainer:
         self.lost: CheckpointError | None = None
         """Set by `close`: why another owner of the remote tier keeps the newest checkpoint out of it."""
         self._batches = settings.batches()
-        self._last_step, self._full_every = settings.last_step, settings.full_every
+        self._last_step = settings.last_step
+        self._full_every = settings.full_every
         self._last_full: tuple[int, float] | None = None
         self._index = CheckpointIndex(self.run)
         self._records = RecordsPacker(self.run)

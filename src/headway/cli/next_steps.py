@@ -75,13 +75,13 @@ def followed(verb: str, callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filled(steps: tuple[tuple[str, str], ...], arguments: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    given = {name: value for name, value in arguments.items() if value is not None}
     for command, purpose in steps:
         words: list[str] = []
         for word in command.split():
             if word == "{overrides}":
                 words += map(str, arguments.get("overrides") or ())
                 continue
-            given = {name: value for name, value in arguments.items() if value is not None}
             try:
                 words.append(word.format_map(given))
             except KeyError:

@@ -30,9 +30,9 @@ def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) ->
     Raises:
         HeadwayError: as `why_prepare` and `prepare`.
     """
-    check_trackers(config.track)
     why = None if config.task is not None else why_prepare(config, options)
     if why is None:
+        check_trackers(config.track)  # otherwise they are among what is checked before preparation
         return
     if own_process:
         _check_in_a_process(config, options)

@@ -216,6 +216,10 @@ def test_all_mistakes_are_listed_together(folder: Path) -> None:
         preview(load_config(write_config(folder), overrides), RunOptions())
     for said in ("nowhere cannot be imported", "has no function missing", "no such file or folder"):
         assert said in str(caught.value)
+    twice = "track=[{tensorboard: {folder: same}}, {tensorboard: {folder: same}}]"
+    with pytest.raises(HeadwayError, match="4 problems") as caught:
+        headway.train(load_config(write_config(folder), [*overrides, twice]))
+    assert "two trackers send to the same place" in str(caught.value)
 
 
 def test_a_dry_run_without_a_store_says_what_it_would_prepare(folder: Path) -> None:

@@ -55,7 +55,8 @@ class WriterProcess:
         self.ended = False
         self.heard_seconds = time.monotonic()
         """Time of the last sign of progress."""
-        self._on_answer, self._on_exit = on_answer, on_exit
+        self._on_answer = on_answer
+        self._on_exit = on_exit
         lock = [open_writer_lock(settings.fence.run, settings.rank)] if settings.fence else []
         try:
             self._popen = subprocess.Popen(
@@ -159,8 +160,10 @@ class WriterSuccession:
         on_answer: Callable[[FromWriter], None],
         on_exit: Callable[[WriterProcess, str], None],
     ) -> None:
-        self._settings, self._descriptors = settings, descriptors
-        self._on_answer, self._on_exit = on_answer, on_exit
+        self._settings = settings
+        self._descriptors = descriptors
+        self._on_answer = on_answer
+        self._on_exit = on_exit
         self._rollback: RollBack | None = None
         self._undelivered: list[FailPart] = []
         self.newest = self._start(os.environ)

@@ -79,7 +79,8 @@ class Answers:
     """The stream of answers to the worker, which may be gone. Threads of the maintainer answer, too."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream, self._lock = stream, threading.Lock()
+        self._stream = stream
+        self._lock = threading.Lock()
         self._progress_at = 0.0
 
     def send(self, answer: FromWriter) -> None:

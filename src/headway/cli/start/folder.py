@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.command_line import next_lines
 from headway.config import Config, load_config
 from headway.core.console import notice, print_lines
 from headway.core.errors import ConfigError
@@ -54,10 +55,12 @@ def _begun(run: RunDirectory, folder: Path, overrides: Sequence[str]) -> Config:
 def finish(config: Config, folder: Path, dial: Dial) -> None:
     """Sample from the model, export it, and say which three commands come next."""
     from headway.start.recipe.finish import export, prompts_of, sample
+    from headway.training.evaluation.inference import load_trained
 
     run = config.run_directory
-    sample(run, prompts_of(config.data.store), seed=config.seed)
-    export(run)
+    trained = load_trained(run)
+    sample(run, trained, prompts_of(config.data.store), seed=config.seed)
+    export(run, trained)
     again = f"headway train {shlex.quote(str(folder))} --minutes {3 * (dial.minutes or MINUTES):g}"
     steps = (
         (f"headway chat {shlex.quote(str(run))}", "talk to it"),
@@ -67,8 +70,7 @@ def finish(config: Config, folder: Path, dial: Dial) -> None:
     if _passes(run) > MOST_EPOCHS - 1:
         more = f"headway train {shlex.quote(str(folder))} name={shlex.quote(config.name)}-more"
         steps = (*steps[:2], (more, "when there is more text in the folder: this one was used up"))
-    width = max(len(command) for command, _ in steps)
-    print_lines("next:\n" + "\n".join(f"  {command.ljust(width)}  # {purpose}" for command, purpose in steps))
+    print_lines(next_lines(steps))
 
 
 def _passes(run: Path) -> float:

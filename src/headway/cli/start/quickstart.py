@@ -95,7 +95,7 @@ def _without_bf16() -> list[str]:
 def _after_training(config: Config) -> None:
     from headway.api import leave_report
     from headway.start.recipe.finish import export, sample
-    from headway.training.evaluation.inference import evaluate_trained
+    from headway.training.evaluation.inference import evaluate_trained, load_trained
 
     run = config.run_directory
     _stage(3, "evaluating")
@@ -104,9 +104,10 @@ def _after_training(config: Config) -> None:
         f"validation loss {result['loss']:.3f}, perplexity {result['perplexity']:,.2f} ({result['tokens']:,} tokens)"
     )
     _stage(4, "sampling")
-    sample(run, PROMPTS, seed=config.seed)
+    trained = load_trained(run)
+    sample(run, trained, PROMPTS, seed=config.seed)
     _stage(5, "exporting to Hugging Face format")
-    export(run)
+    export(run, trained)
     _stage(6, "writing the report")
     leave_report(run)
 

@@ -176,7 +176,7 @@ def _stage_weights(config: Config, weights: dict[str, float], key: str) -> Itera
 
 def _workers(config: Config) -> Iterator[ConfigError]:
     # A launcher that has started this process (torchrun, Ray) gives the number; otherwise they will be started here.
-    # For a run on several machines its variables number machines, unless it has started a worker (`machines.place`).
+    # For a run on several machines its variables number machines, unless it has started a worker (`machine_role`).
     machines = config.parallel.machines
     try:
         started = world_size_from_environment() if machines == 1 or "LOCAL_RANK" in os.environ else None

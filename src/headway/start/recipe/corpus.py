@@ -110,17 +110,14 @@ def look(path: str) -> Corpus:
     """
     config = SourceConfig(path=path, also=list(TEXT_PATTERNS))
     listing = list_places(path, {}, lambda name: format_of(config, name) is not None)
-    kinds, left_out, size = Counter[str](), Counter[str](), 0
-    for place in listing.places:
-        if format_of(config, place.name) is None:
-            left_out[kind_of(place.name)] += 1
-        else:
-            kinds[kind_of(place.name)] += 1
-            size += place.bytes
-    if not size:
-        find_sources([SourceConfig(path=path)])  # says why
-    plain = SourceConfig(path=path)
-    extra = [place.name for place in listing.places if format_of(plain, place.name) is None]
-    also = tuple(pattern for pattern in TEXT_PATTERNS if any(matches(name.lower(), [pattern]) for name in extra))
     files = tuple(place for place in listing.places if format_of(config, place.name) is not None)
-    return Corpus(path, dict(kinds), dict(left_out), size, also, files)
+    kinds = Counter(kind_of(place.name) for place in files)
+    left_out = Counter(kind_of(place.name) for place in listing.places)
+    left_out.subtract(kinds)
+    size = sum(place.bytes for place in files)
+    plain = SourceConfig(path=path)
+    if not size:
+        find_sources([plain])  # says why
+    extra = [place.name for place in files if format_of(plain, place.name) is None]
+    also = tuple(pattern for pattern in TEXT_PATTERNS if any(matches(name.lower(), [pattern]) for name in extra))
+    return Corpus(path, dict(kinds), dict(+left_out), size, also, files)

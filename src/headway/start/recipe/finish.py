@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.core.console import notice
+
+if TYPE_CHECKING:
+    from headway.training.evaluation.inference import TrainedModel
 
 #: Tokens of a prompt from the held-out text, and of what follows it.
 _PROMPT_TOKENS = 12
 _SAMPLES = 2
 
 
-def sample(run: Path, prompts: Sequence[str], *, seed: int) -> None:
+def sample(run: Path, trained: TrainedModel, prompts: Sequence[str], *, seed: int) -> None:
     """Continue prompts with the model of a run, show the texts, and keep them in `samples.txt` of the run."""
-    from headway.training.evaluation.inference import continue_text, load_trained
+    from headway.training.evaluation.inference import continue_text
 
-    trained = load_trained(run)
     samples = []
     for prompt in prompts:
         pieces = continue_text(trained, prompt, max_new_tokens=64, temperature=0.7, top_p=0.95, seed=seed)
@@ -27,13 +30,12 @@ def sample(run: Path, prompts: Sequence[str], *, seed: int) -> None:
     notice(text)
 
 
-def export(run: Path) -> Path:
-    """Export the model of a run to the folder `export` of it, and return that."""
-    from headway.training.evaluation.inference import export_trained, load_trained
+def export(run: Path, trained: TrainedModel) -> None:
+    """Export the model of a run to the folder `export` of it."""
+    from headway.training.evaluation.inference import export_trained
 
-    export_trained(load_trained(run), run / "export")
+    export_trained(trained, run / "export")
     notice(f"{run / 'export'}")
-    return run / "export"
 
 
 def prompts_of(store_path: Path) -> list[str]:
