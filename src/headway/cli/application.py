@@ -22,6 +22,7 @@ VERBS = {
     "quickstart": "cli.start",
     "help": "cli.start",
     "doctor": "lab.cli",
+    "init": "clouds.cli",
     "config": "cli.start",
     "data": "text.cli",
     "tokenizer": "text.cli",

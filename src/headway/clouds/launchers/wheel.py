@@ -106,7 +106,8 @@ def _files() -> Iterator[tuple[str, bytes]]:
     """Yield the files of the package, in the order of their names."""
     root = Path(headway.__file__).parent
     for path in sorted(root.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith("."):
+        hidden = path.name.startswith(".") and "template" not in path.parts  # templates have files such as .bazelrc
+        if path.is_file() and "__pycache__" not in path.parts and not hidden:
             yield path.relative_to(root.parent).as_posix(), path.read_bytes()
 
 

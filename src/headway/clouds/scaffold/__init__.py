@@ -1,0 +1,1 @@
+"""Projects of a team: `headway init` renders them, and brings later templates into them."""
