@@ -134,7 +134,7 @@ def later_template(folder: Path) -> Path:
     assert text.count("\nclean:\n") == 1
     makefile.write_text(text.replace("\nclean:\n", "\nlater:\n\t@echo later\n\nclean:\n"), encoding="utf-8")
     (folder / "project" / "NEW.md").write_text("new\n", encoding="utf-8")
-    (folder / "project" / "corpus" / "make_sample.py").unlink()
+    (folder / "project" / "corpus" / "make_sample.py.jinja").unlink()
     return folder
 
 
