@@ -46,6 +46,7 @@ VERBS = {
     "merge": "cli.models",
     "compress": "cli.models",
     "push": "cli.models",
+    "registry": "registry.cli",
     "plan": "lab.cli",
     "profile": "lab.cli",
     "bench": "lab.cli",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -32,21 +33,27 @@ def model_card(run: Run, repository: str, step: int | None = None, *, is_adapter
         **({"base_model": on_hub} if on_hub else {}),
     }
     kind = "An adapter of" if is_adapter else "Continues"
-    lines = [
-        f"# {repository.partition('/')[2]}",
-        "",
+    about = [
         f"Trained by Headway in the run `{run.name}`.",
-        *(["", f"{kind} {_place(base)}."] if base is not None else []),
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {title} | {_cell(value)} |" for title, value in _facts(run, step) if value is not None),
+        *(["", f"{kind} {place_words(base)}."] if base is not None else []),
     ]
-    text = "\n".join(lines) + "\n"
-    return redact(f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n{text}")
+    facts = [(title, value) for title, value in card_facts(run, step) if value is not None]
+    return render_card(repository.partition("/")[2], header, [*about, "", *fact_table(facts)])
 
 
-def _facts(run: Run, step: int) -> list[tuple[str, Any]]:
+def render_card(title: str, header: Mapping[str, Any], lines: Iterable[str]) -> str:
+    """Return the text of a card without credentials: what programs read at its head, a title, and lines of Markdown."""
+    text = "\n".join([f"# {title}", "", *lines]) + "\n"
+    return redact(f"---\n{yaml.safe_dump(dict(header), sort_keys=False)}---\n\n{text}")
+
+
+def fact_table(facts: Iterable[Sequence[Any]]) -> list[str]:
+    """Return the lines of a table of titles and values."""
+    return ["| | |", "|---|---|", *(f"| {_cell(title)} | {_cell(value)} |" for title, value in facts)]
+
+
+def card_facts(run: Run, step: int) -> list[tuple[str, Any]]:
+    """Return what a card says of a run's model, in order, by title; None is unknown."""
     batches, parameters = run.batches, as_int(dig(run.facts, "model", "parameters"))
     tokens = None if batches is None else batches.tokens_before(step)
     sources = [name for source in run.get("data.sources") or [] if (name := _source(source))]
@@ -80,7 +87,7 @@ def _source(source: Any) -> str | None:
     return path if not isinstance(name, str) else f"{name} ({path})"
 
 
-def _place(base: str) -> str:
+def place_words(base: str) -> str:
     """Name a pretrained model; of a local folder, only the last part of its path."""
     return f"`{base.removeprefix(HUB)}`" if is_on_hub(base) else f"`{base.rstrip('/').rpartition('/')[2]}`"
 

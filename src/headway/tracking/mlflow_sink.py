@@ -20,7 +20,7 @@ from headway.config.sections.track import MlflowConfig, ModelUpload, mlflow_uri_
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.hashes import fingerprint
-from headway.tracking import mlflow_model
+from headway.models.mlflow_model import RegisteredModel, log_model, register_model
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import (
     Batch,
@@ -39,6 +39,7 @@ RUN_TAG, GENERATION_TAG = "headway.run_id", "headway.generation"
 #: Beginning of the tag that holds the value that a parameter has since a change.
 _NOW = "headway.now."
 _DEFAULT_EXPERIMENT = "headway"
+_CARD_FOLDER = "model-card"
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 #: Limits of the API (`mlflow.utils.validation`): metrics, parameters and tags in a request, and characters in a value.
 _METRICS, _PARAMETERS, _TAGS, _CHARACTERS = 1000, 100, 100, 6000
@@ -128,12 +129,12 @@ class MlflowSink:
     def log_model(self, folder: Path) -> str:
         """Log a model from an export, for `mlflow.transformers.load_model`, and return its address."""
         with self._answering():
-            return f"models:/{mlflow_model.log_model(self._client, self._client.get_run(self._run), folder)}"
+            return f"models:/{log_model(self._client, self._client.get_run(self._run), folder)}"
 
     def send_model(self, model: RunModel) -> Mapping[str, Any]:
         """Log the model of the finished run, and register it."""
         with self._answering():
-            mlflow_model.send(self._client, self._client.get_run(self._run), model, self.upload)
+            _send_model(self._client, self._client.get_run(self._run), model, self.upload)
         return self._kept
 
     # The run -------------------------------------------------------------------------------------------------------
@@ -314,6 +315,25 @@ def metric_name(name: str) -> str:
 
 def _name(name: str) -> str:
     return _NOT_ALLOWED.sub("_", name)[:_NAME_CHARACTERS]
+
+
+def _send_model(client: Any, run: Any, model: RunModel, upload: ModelUpload) -> None:
+    """Log a run's model or its card, and register it if that is wanted; what an earlier try has done stays.
+
+    Raises:
+        ConfigError: a package is missing, or the model is an adapter by itself.
+    """
+    if model.folder is None:
+        client.log_text(run.info.run_id, model.card, f"{_CARD_FOLDER}/README.md")
+        made = None
+    else:
+        logged = [one.model_id for one in run.outputs.model_outputs if one.step == model.step] if run.outputs else []
+        made = logged[0] if logged else log_model(client, run, model.folder, model.step)
+    if upload.register is not None:
+        source = f"{run.info.artifact_uri}/{_CARD_FOLDER}" if made is None else f"models:/{made}"
+        tags = {"headway.step": str(model.step)}
+        wanted = RegisteredModel(str(upload.register), upload.alias, source, model.card, tags)
+        register_model(client, run, wanted, made)
 
 
 def _metric(point: Point) -> Any:

@@ -20,7 +20,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.foreign import SETTINGS_BYTES, parse_json, read_bytes
 from headway.core.machine.system import host_name
+from headway.core.storage import highest
 from headway.core.user_command import suggest
 
 #: Marks a new run directory after `--restart`, which will create a new generation of the remote tier.
@@ -352,17 +353,6 @@ def check_mount_not_emptied(objects: Objects, who: str, fix: str = "if it was em
 def claim_name(number: int) -> str:
     """Return the name of a claim's object."""
     return f"{OWNERS}/{number:08d}.json"
-
-
-def highest(there: Callable[[int], bool]) -> int:
-    """Return the highest existing number, if numbers exist from 1 on without gaps; 0 if there is none."""
-    low, high = 0, 1
-    while there(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if there(middle) else (low, middle)
-    return low
 
 
 def _when(claim: Claim) -> str:

@@ -44,7 +44,6 @@ from headway.checkpoint.remote.ownership import (
     TierOwnership,
     check_mount_not_emptied,
     claim_name,
-    highest,
     other_run,
     read_claim,
 )
@@ -64,6 +63,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes
 from headway.core.process.faults import fault_point
+from headway.core.storage import highest
 
 _JOURNALS = ".uploads"
 #: The upload journals in the run directory.

@@ -18,7 +18,7 @@ from headway.core.storage.filesystem import (
     missing_fix,
     scheme_of,
 )
-from headway.core.storage.listing import ObjectInfo
+from headway.core.storage.listing import ObjectInfo, highest
 
 __all__ = [
     "PART_BYTES",
@@ -31,6 +31,7 @@ __all__ = [
     "check_filesystem",
     "credentials_fix",
     "filesystem",
+    "highest",
     "in_words",
     "kind_of",
     "load_filesystem",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,3 +89,14 @@ def pin_commit(files: Any, path: str) -> str:
     commit = api.repo_info(repo, revision=found.revision, repo_type=found.repo_type).sha
     kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
     return f"{kind}{repo}@{commit}/{found.path_in_repo}".rstrip("/")
+
+
+def highest(there: Callable[[int], bool]) -> int:
+    """Return the highest existing number, if numbers exist from 1 on without gaps; 0 if there is none."""
+    low, high = 0, 1
+    while there(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if there(middle) else (low, middle)
+    return low

@@ -53,24 +53,36 @@ class Upload:
                 where=repository,
                 fix="headway push FOLDER me/model",
             )
-        open_folder(folder)
-        if not any((folder / name).is_file() for name in ("config.json", ADAPTER)):
-            raise ConfigError(
-                "the folder holds no exported model: there is no config.json",
-                where=str(folder),
-                fix="give a folder that `headway export` has written, or a run",
-            )
-        wanted = {path for pattern in _WANTED for path in folder.glob(pattern) if path.is_file()}
+        wanted, others = model_files(folder)
         if card is not None:
-            wanted.discard(folder / CARD)
-        others = {path.name for path in folder.iterdir()} - {path.name for path in wanted} - {CARD, MARKER}
-        return cls(repository, sorted(wanted), sorted(others), card)
+            wanted = [path for path in wanted if path.name != CARD]
+        others = sorted(set(others) - {CARD, MARKER})
+        return cls(repository, wanted, others, card)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Names and bytes of the files, with the card."""
         sizes = {path.name: path.stat().st_size for path in self.files}
         return sizes if self.card is None else {**sizes, CARD: len(self.card.encode())}
+
+
+def model_files(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files of a folder that a model consists of, and the names of the others, both sorted.
+
+    Raises:
+        ConfigError: the folder holds no model.
+        CheckpointError: the weights are pickled.
+    """
+    open_folder(folder)
+    if not any((folder / name).is_file() for name in ("config.json", ADAPTER)):
+        raise ConfigError(
+            "the folder holds no exported model: there is no config.json",
+            where=str(folder),
+            fix="give a folder that `headway export` has written, or a run",
+        )
+    wanted = {path for pattern in _WANTED for path in folder.glob(pattern) if path.is_file()}
+    others = {path.name for path in folder.iterdir()} - {path.name for path in wanted}
+    return sorted(wanted), sorted(others)
 
 
 def push(upload: Upload, *, private: bool) -> str:

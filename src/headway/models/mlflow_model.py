@@ -1,4 +1,4 @@
-"""A run's model in MLflow: logged with its signature, and as a version of a registered model with an alias.
+"""A model in MLflow: logged with its signature, and as a version of a registered model with an alias.
 
 Each step looks first whether an earlier try, which was killed, has done it.
 """
@@ -6,40 +6,31 @@ Each step looks first whether an earlier try, which was killed, has done it.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headway.config.sections.track import ModelUpload
 from headway.core.errors import ConfigError, missing_extra
-from headway.tracking.sink import RunModel
 
-_CARD_FOLDER = "model-card"
 #: Characters that stores keep of the description of a version.
 _DESCRIPTION = 5000
 
 
-def send(client: Any, run: Any, model: RunModel, upload: ModelUpload) -> None:
-    """Log a run's model or its card, and register it if that is wanted.
+@dataclass(frozen=True)
+class RegisteredModel:
+    """What a version of a registered model shall be."""
 
-    Args:
-        client: MLflow's.
-        run: The server's run.
-        model: The model.
-        upload: What is wanted of it.
-
-    Raises:
-        ConfigError: a package is missing, or the model is an adapter by itself.
-    """
-    if model.folder is None:
-        client.log_text(run.info.run_id, model.card, f"{_CARD_FOLDER}/README.md")
-        made = None
-    else:
-        logged = [one.model_id for one in run.outputs.model_outputs if one.step == model.step] if run.outputs else []
-        made = logged[0] if logged else log_model(client, run, model.folder, model.step)
-    if upload.register is not None:
-        _register(client, run, model, made, upload)
+    name: str
+    alias: str | None
+    """The alias that points to it then; None changes no alias."""
+    source: str
+    """Where its files are, as MLflow names it."""
+    description: str
+    tags: Mapping[str, str]
+    """They tell this version from the others of a run."""
 
 
 def log_model(client: Any, run: Any, folder: Path, step: int | None = None) -> str:
@@ -90,25 +81,25 @@ def log_model(client: Any, run: Any, folder: Path, step: int | None = None) -> s
     return str(made.model_id)
 
 
-def _register(client: Any, run: Any, model: RunModel, made: str | None, upload: ModelUpload) -> None:
-    """Make a version of the registered model, unless this step of the run has one, and have the alias point to it.
+def register_model(client: Any, run: Any, wanted: RegisteredModel, model_id: str | None = None) -> str:
+    """Make a version of a registered model, unless there is one of the same run, source and tags; return its number.
 
     Args:
         client: MLflow's.
         run: The server's run.
-        model: The run's model.
-        made: Id of the logged model; None if the version holds the card.
-        upload: Name and alias.
+        wanted: Name, alias and content.
+        model_id: Id of the logged model; None if the version holds something else.
     """
     from mlflow.exceptions import MlflowException
 
-    name, step, run_id = str(upload.register), str(model.step), run.info.run_id
-    source = f"{run.info.artifact_uri}/{_CARD_FOLDER}" if made is None else f"models:/{made}"
+    name, run_id, tags = wanted.name, run.info.run_id, dict(wanted.tags)
     with suppress(MlflowException):  # it exists; where it is something else, the next request says so
         client.create_registered_model(name)
     found = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-    known = [one for one in found if one.tags.get("headway.step") == step and one.source == source]
+    known = [one for one in found if tags.items() <= one.tags.items() and one.source == wanted.source]
     this = known[0] if known else client.create_model_version(
-        name, source, run_id, {"headway.step": step}, description=model.card[:_DESCRIPTION], model_id=made
+        name, wanted.source, run_id, tags, description=wanted.description[:_DESCRIPTION], model_id=model_id
     )  # fmt: skip
-    client.set_registered_model_alias(name, upload.alias, this.version)
+    if wanted.alias is not None:
+        client.set_registered_model_alias(name, wanted.alias, this.version)
+    return str(this.version)

@@ -1,0 +1,114 @@
+"""Mirrors of a version: a repository of the Hugging Face Hub, and a registered model of MLflow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headway.core.credentials.secrets import redact
+from headway.core.errors import ConfigError, HeadwayError, missing_extra
+from headway.core.hub import HUB, is_on_hub
+from headway.models.hub.push import Upload, push
+from headway.models.mlflow_model import RegisteredModel, log_model, register_model
+from headway.models.versions import ModelVersion
+from headway.registry.card import version_card
+
+MLFLOW = "mlflow:"
+#: The experiment whose runs stand for versions.
+_EXPERIMENT = "headway-registry"
+_VERSION_TAG, _MANIFEST_TAG = "headway.version", "headway.manifest_sha256"
+_SETTINGS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+
+
+def check_target(target: str) -> None:
+    """Check that a text names a mirror.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    if not is_on_hub(target) and not (target.startswith(MLFLOW) and len(target) > len(MLFLOW)):
+        raise ConfigError(
+            f"'{target}' is no mirror", where="TARGET", fix="hf://organisation/name, or mlflow:NAME of a model"
+        )
+
+
+def hub_upload(version: ModelVersion, folder: Path, target: str) -> Upload:
+    """Return what is sent to a repository of the Hub: the version's files with its card.
+
+    Raises:
+        ConfigError: The repository's name is none.
+    """
+    repository = target.removeprefix(HUB)
+    return Upload.of(folder, repository, version_card(version, repository.rpartition("/")[2]))
+
+
+def send_to_hub(upload: Upload, *, private: bool) -> str:
+    """Send a version to the Hub, and return the address of the commit.
+
+    Raises:
+        ConfigError: As `push`.
+    """
+    return push(upload, private=private)
+
+
+def send_to_mlflow(version: ModelVersion, folder: Path, name: str, alias: str | None) -> str:
+    """Send a version to a registered model of MLflow, and return its address there.
+
+    A run of the experiment `headway-registry` stands for the version; a second call finds it and adds nothing.
+
+    Args:
+        version: The version.
+        folder: Its files.
+        name: Of the registered model.
+        alias: Points to the version then; None changes no alias.
+
+    Raises:
+        ConfigError: A package or the address of the server is missing, or the server refuses.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        raise ConfigError("the MLflow server is not known", where="MLFLOW_TRACKING_URI", fix="export it with the URL")
+    client = _client(uri)
+    try:
+        run = _run_of(client, version)
+        outputs = run.outputs.model_outputs if run.outputs else []
+        model_id = outputs[0].model_id if outputs else log_model(client, run, folder, _step(version.source))
+        tags = {_VERSION_TAG: str(version), _MANIFEST_TAG: version.sha256}
+        wanted = RegisteredModel(name, alias, f"models:/{model_id}", version_card(version, name), tags)
+        number = register_model(client, run, wanted, model_id)
+        client.set_terminated(run.info.run_id)
+    except HeadwayError:
+        raise
+    except Exception as error:
+        words = redact(" ".join(str(error).split())[:300])
+        fix = "check MLFLOW_TRACKING_URI and its credentials; then run the same command again"
+        raise ConfigError(f"MLflow does not take the version: {words}", where=redact(uri), fix=fix) from error
+    return f"models:/{name}/{number}"
+
+
+def _step(source: Mapping[str, Any]) -> int:
+    step = source.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def _run_of(client: Any, version: ModelVersion) -> Any:
+    """Return the run that stands for a version, which is made if there is none."""
+    found = client.get_experiment_by_name(_EXPERIMENT)
+    experiment = found.experiment_id if found is not None else client.create_experiment(_EXPERIMENT)
+    runs = client.search_runs([experiment], f"tags.`{_MANIFEST_TAG}` = '{version.sha256}'", max_results=1)
+    if runs:
+        return runs[0]
+    tags = {_VERSION_TAG: str(version), _MANIFEST_TAG: version.sha256}
+    return client.create_run(experiment, tags=tags, run_name=str(version))
+
+
+def _client(uri: str) -> Any:
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise missing_extra("mlflow-skinny", "mlflow", "the mirror mlflow") from None
+    return MlflowClient(tracking_uri=uri)
