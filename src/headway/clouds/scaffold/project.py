@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -105,7 +106,7 @@ def read_answers(folder: Path) -> Answers:
 
 def _check_committed(folder: Path) -> None:
     if _outside_git(folder):
-        fix = f"git -C {folder} init && git -C {folder} add --all && git -C {folder} commit -m 'First files'"
+        fix = "git init && git add --all && git commit there, before anything is changed"
         raise ConfigError("an update merges by git, and the project is in no repository", where=str(folder), fix=fix)
     if changed := git(folder, "status", "--porcelain", "--", ".").splitlines():
         raise ConfigError(
@@ -140,7 +141,7 @@ def _finish(folder: Path, parts: Sequence[str]) -> Iterator[str]:
     """
     if {"kubernetes", "slurm", "monitoring", "metaflow"} & set(parts):
         # The Makefile says which commands; the team changes images and queues there.
-        said = _run(folder, "make", "--silent", "rendered", f"HEADWAY={sys.executable} -m headway")
+        said = _run(folder, "make", "--silent", "rendered", f"HEADWAY={shlex.quote(sys.executable)} -m headway")
         if said is not None:
             yield f"the files of clusters and monitoring: make rendered ({said})"
     said = _run(folder, "uv", "lock", "--quiet")
@@ -161,5 +162,5 @@ def _run(folder: Path, *words: str) -> str | None:
         return f"no end after {_LOCK_SECONDS:.0f} seconds"
     if done.returncode == 0:
         return None
-    said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip() and not line.startswith("make")]
     return said[-1].strip() if said else f"exit code {done.returncode}"
