@@ -32,10 +32,10 @@ from headway.data.pinned import open_run_store
 from headway.data.store import TokenStore
 from headway.data.used_by import keep_manifest
 from headway.run.directory import ledger_callback
-from headway.run.directory.ledger import Ledger, plan_fingerprint
+from headway.run.directory.ledger import Ledger, decided, plan_fingerprint
 from headway.run.directory.ledger_callback import LedgerKeeper
 from headway.run.directory.ledger_proof import LedgerProof, prove
-from headway.run.directory.rewind import decided, decided_for
+from headway.run.directory.rewind import decided_for
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import RunOptions, newest_manifest, prepare_run_directory, write_config
 from headway.run.session.changes import StoreData, settle_segments

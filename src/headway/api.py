@@ -47,6 +47,7 @@ def train(
     restart: bool = False,
     accept_changes: bool = False,
     start_epoch: bool = False,
+    begin_from: str | Path | None = None,
     own_process: bool = False,
     **keys: Any,
 ) -> Run:
@@ -75,6 +76,8 @@ def train(
         restart: Move an earlier run of this name aside and start from step 0.
         accept_changes: Continue although the config, or the data, differ from the run's.
         start_epoch: Begin an epoch of all data where the run continues.
+        begin_from: Another run, or a checkpoint of one, from which a run that is new begins. What its config changes
+            must be accepted. A run that has begun so continues.
         own_process: This process does nothing else, as the command line's: one worker has a process of its own too, and
             all children of this process belong to the run.
         keys: Overrides as Python values, as for `load_config`: `steps=100`, `optimizer={"learning_rate": 1e-3}`.
@@ -91,7 +94,9 @@ def train(
             raise ConfigError("a model of your own needs a dataset and a loss", fix="give model=, dataset= and loss=")
         own = cast("MeanLoss", loss)
         trainer = Trainer(model, dataset, own, config, validation=validation, collate=collate, callbacks=callbacks)
-        return trainer.fit(restart=restart, accept_changes=accept_changes, start_epoch=start_epoch)
+        return trainer.fit(
+            restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, begin_from=begin_from
+        )
     if validation is not None or collate is not None:
         raise ConfigError(
             "validation and collate belong to a dataset of your own", fix="give model=, dataset= and loss="
@@ -107,7 +112,8 @@ def train(
     options = RunOptions(restart, accept_changes, start_epoch, leave_finished=True)
     config = _in_steps(resolve(config), options, own_process)
     with live_table(config.run_directory):
-        return _train_language_model(config, options, _as_list(callbacks), own_process=own_process)
+        source = None if begin_from is None else Path(begin_from)
+        return _train_language_model(config, options, _as_list(callbacks), source, own_process=own_process)
 
 
 def _as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
@@ -130,7 +136,7 @@ def _as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
 
 
 def _train_language_model(
-    config: Config, options: RunOptions, callbacks: Sequence[Callback], *, own_process: bool
+    config: Config, options: RunOptions, callbacks: Sequence[Callback], source: Path | None, *, own_process: bool
 ) -> Run:
     from headway.run.session.attempt import preemptible
 
@@ -142,6 +148,8 @@ def _train_language_model(
 
         run_node(config, membership, options, own_process=own_process)
         return Run(config.run_directory)
+    if source is not None:
+        options = _begin_from(source, config, options)
     config = _with_precision(config, options.restart)
     if alone and several and not config.supervise.enabled:
         raise ConfigError(
@@ -213,6 +221,16 @@ def _check_importable(config: Config) -> None:
             where=", ".join([*here, "parallel.workers"]),
             fix="move it into a module of its own, or start your script with torchrun",
         )
+
+
+def _begin_from(source: Path, config: Config, options: RunOptions) -> RunOptions:
+    from headway.run.session.attempt import preemptible, with_variables
+    from headway.run.supervisor.local_workers import ONE_THREAD
+
+    with preemptible(), with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
+        from headway.run.session.begin_from import begin_from
+
+        return begin_from(source, config, options)
 
 
 def _supervise(
@@ -308,8 +326,17 @@ class Trainer:
         self.config = resolved.model_copy(update={"train": resolved.train.over(len(dataset))})
         self.callbacks = _as_list(callbacks)
 
-    def fit(self, *, restart: bool = False, accept_changes: bool = False, start_epoch: bool = False) -> Run:
+    def fit(
+        self,
+        *,
+        restart: bool = False,
+        accept_changes: bool = False,
+        start_epoch: bool = False,
+        begin_from: str | Path | None = None,
+    ) -> Run:
         """Train to the last step, continuing from the newest checkpoint of the run directory if there is one.
+
+        The options are those of `headway.train`.
 
         Raises:
             HeadwayError: with the reason; see its `exit_code`.
@@ -344,6 +371,8 @@ class Trainer:
             )
         self.config = _with_precision(self.config, restart)
         options = RunOptions(restart, accept_changes, start_epoch)
+        if begin_from is not None:
+            options = _begin_from(Path(begin_from), self.config, options)
         ledger = Ledger(RunDirectory(self.config.run_directory).ledger_path)
         rows = len(self.task.dataset)
         data = DatasetData(rows, rows_fingerprint(rows), rows_fingerprint, ledger)

@@ -136,6 +136,7 @@ def restore(
 
     headway checkpoints restore runs/quickstart --step 1000
     headway checkpoints restore runs/lost --from s3://bucket/runs/lost
+    headway checkpoints restore runs/new --from runs/quickstart --step 1000
     """
     from headway.run.directory.restore import restore as restore_run
     from headway.run.directory.run_directory import RunDirectory, command_line

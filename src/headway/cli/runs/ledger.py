@@ -90,6 +90,8 @@ def _print(proof: LedgerProof) -> None:
             for epoch in proof.epochs
         ]
         print_table(headers, rows, numeric=range(1, len(headers)))
+    for begun in proof.beginnings:
+        print_line(f"began at step {begun.step:,} from a checkpoint of run '{begun.run.get('name')}' ({begun.place})")
     for start in proof.segments:
         changes = "; ".join(start.segment.get("changes", ())) or "as the run began"
         print_line(f"segment from step {start.first_step:,} on: {changes}")
@@ -126,6 +128,7 @@ def _plain(proof: LedgerProof) -> dict[str, Any]:
         "looked_at_rows": proof.looked_at,
         "basis": proof.basis if not proof.problems else [],
         "epochs": [{**asdict(epoch), "sound": epoch.sound} for epoch in proof.epochs],
+        "beginnings": [asdict(begun) for begun in proof.beginnings],
         "commits": [asdict(commit) for commit in proof.commits],
         "decisions": [asdict(decision) for decision in proof.decisions],
         "segments": [asdict(start) for start in proof.segments],

@@ -16,7 +16,7 @@ from headway.command_line import (
     load,
     suggest_next,
 )
-from headway.core.console import print_lines
+from headway.core.console import print_line, print_lines
 from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
@@ -53,6 +53,7 @@ headway train elastic --workers 1:2
 headway train my.yaml --machines 2 --node 0 --lead node-0:29450
 srun --nodes 2 --ntasks-per-node 1 headway train my.yaml
 torchrun --nproc-per-node 2 -m headway train my.yaml
+headway train my.yaml name=lower optimizer.learning_rate=1e-4 --from runs/my --step 1000 --accept-changes
 
 A worker that dies or hangs is replaced, and the run continues from the newest checkpoint (config section supervise).
 After an interruption, the same command continues from the newest checkpoint that verifies.
@@ -115,6 +116,18 @@ def train(
     start_epoch: Annotated[
         bool, typer.Option("--start-epoch", help="Begin a new epoch of all data at the step where the run continues.")
     ] = False,
+    begin_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN|CHECKPOINT",
+            help="Begin a new run from a checkpoint of another one, the newest or that of --step.",
+            show_default=False,
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Step of the checkpoint for --from.", show_default=False)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run.")] = False,
     minutes: MinutesOption = None,
     size: SizeOption = None,
@@ -134,17 +147,31 @@ def train(
         chosen = [f"parallel.{key}={value}" for key, value in numbers.items() if value is not None]
         words = [*(overrides or []), *chosen]
         dial = _dial(config, minutes, size, depth)
+        source = _source(begin_from, step)
         loaded = _config_for(config, words, dial, restart) if dial else load(config, words)
         if dry_run:
             from headway.run.session.attempt import RunOptions
             from headway.run.session.completed import in_steps
             from headway.start.preview import preview
 
-            print_lines(preview(in_steps(loaded), RunOptions(restart, accept_changes, start_epoch)))
+            options = RunOptions(restart, accept_changes, start_epoch)
+            print_lines(preview(in_steps(loaded), options))
+            if source is not None:
+                from headway.run.session.begin_from import check_beginning
+
+                parent = check_beginning(source, in_steps(loaded), options)
+                print_line(f"the run would begin from step {parent.step:,}: {parent.folder}")
             return
         from headway.api import train as run
 
-        run(loaded, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch, own_process=True)
+        run(
+            loaded,
+            restart=restart,
+            accept_changes=accept_changes,
+            start_epoch=start_epoch,
+            begin_from=source,
+            own_process=True,
+        )
         if dial is not None:
             from headway.cli.start.folder import finish
 
@@ -157,6 +184,25 @@ def train(
             ("chat", loaded.run_directory, "talk to it"),
             ("export", loaded.run_directory, "make a folder for transformers"),
         )
+
+
+def _source(begin_from: Path | None, step: int | None) -> Path | None:
+    """Return the run or the checkpoint from which a run is to begin; None if it begins at step 0.
+
+    Raises:
+        ConfigError: a step is given without a run.
+    """
+    from headway.checkpoint.format.manifest import step_name, step_of
+
+    if step is None:
+        return begin_from
+    if begin_from is None or step_of(begin_from.name) is not None:
+        raise ConfigError(
+            "--step names a checkpoint of the run that --from names",
+            where="--step",
+            fix="--from RUN --step N; headway checkpoints restore RUN --step N goes back within a run",
+        )
+    return begin_from / "checkpoints" / step_name(step)
 
 
 def _dial(config: Path, minutes: float | None, size: str | None, depth: int | None) -> Dial | None:

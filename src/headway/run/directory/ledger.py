@@ -8,12 +8,14 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.skipped_ranges import Ranges
 from headway.config.sections.segments import Segment, begin, up_to
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import append_json_line
 from headway.core.files.foreign import RefusedJson, read_json_lines
-from headway.core.files.hashes import fingerprint
+from headway.core.files.hashes import canonical_json, fingerprint
 from headway.core.files.reserve import write_with_reserve
+from headway.run.directory.ledger_beginning import BEGINNING, Beginning, parse_beginning
 
 #: Action of a decision to take a checkpoint's word for the steps before it, of which nothing here tells.
 TAKEN_OVER = "taken over"
@@ -114,7 +116,7 @@ class Ledger:
                 if record["kind"] == "decision":
                     _decision_of(record)
                     continue
-                if record["kind"] in ("goodput", "segment"):
+                if record["kind"] in ("goodput", "segment", BEGINNING):
                     continue
                 if record["kind"] == "rollback":
                     struck = tuple(commit for commit in commits if commit.last_step > record["to_step"])
@@ -173,6 +175,61 @@ class Ledger:
                 found.append(start)
         return found
 
+    def beginnings(self) -> list[Beginning]:
+        """Return the beginnings from checkpoints of other runs: this run's own is the last one, if it has one.
+
+        The others are those of the runs before it, in the same order.
+
+        Raises:
+            CheckpointError: A line is broken, or the lines before one are not those that were copied.
+        """
+        found: list[Beginning] = []
+        before: list[dict[str, Any]] = []
+        for record in self._records():
+            if record.get("kind") == BEGINNING:
+                try:
+                    begun = parse_beginning(record)
+                except (KeyError, TypeError, ValueError):
+                    raise self._broken(f"holds a line that is no beginning: {record}") from None
+                if fingerprint(before) != begun.lines_sha256:
+                    raise self._broken(f"has other lines up to step {begun.step} than were copied from {begun.place}")
+                found.append(begun)
+            before.append(record)
+        return found
+
+    def lines_up_to(self, step: int) -> list[dict[str, Any]]:
+        """Return the lines that stand for the rows up to a step, for the ledger of a run that begins there.
+
+        Returns:
+            Lines copied from other ledgers as they are, and those of this run without what was rolled back. Empty if
+            no commit ends at the step.
+
+        Raises:
+            CheckpointError: The ledger is broken.
+        """
+        copied = self._copied_lines()
+        known = {canonical_json({key: value for key, value in line.items() if key != "time"}) for line in copied}
+        commits = [commit for commit in self.commits() if commit.last_step <= step]
+        if not commits or commits[-1].last_step != step:
+            return []
+        lines = [
+            *({"kind": "segment", **vars(start)} for start in self.segments() if start.first_step < step),
+            *({"kind": "decision", **vars(one)} for one in self.decisions() if one.first_step < step),
+            *({"kind": "commit", **_without_unknown(commit)} for commit in commits),
+        ]
+        return [*copied, *(line for line in lines if canonical_json(line) not in known)]
+
+    def _copied_lines(self) -> list[dict[str, Any]]:
+        """Return the lines up to the last beginning."""
+        copied: list[dict[str, Any]] = []
+        since: list[dict[str, Any]] = []
+        for record in self._records():
+            since.append(record)
+            if record.get("kind") == BEGINNING:
+                copied += since
+                since = []
+        return copied
+
     def begin_segment(self, attempt: int, segment: Mapping[str, Any]) -> None:
         """Record a segment, which replaces all others from its first step on.
 
@@ -224,8 +281,7 @@ class Ledger:
                 fix="this is a mistake in the program that writes the ledger",
             )
         commit = Commit(attempt, first_step, last_step, dict(rows_by_source), checkpoint, plan, epoch_rows)
-        known = {name: value for name, value in vars(commit).items() if value is not None}
-        self._append({"kind": "commit", **known})
+        self._append({"kind": "commit", **_without_unknown(commit)})
 
     def decide(self, attempt: int, first_step: int, last_step: int, action: str, reason: str) -> None:
         """Record a decision about the steps `first_step` to `last_step` (exclusive).
@@ -323,6 +379,11 @@ def plan_fingerprint(
     return fingerprint({"data": of_rows, "plan": dict(plan)})
 
 
+def decided(ledger: Ledger) -> Ranges:
+    """Return the skipped ranges that the ledger records."""
+    return tuple(sorted((d.first_step, d.last_step) for d in ledger.decisions() if d.action == "rollback"))
+
+
 def merged_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge ranges into ones that cover the same steps without overlaps."""
     result: list[tuple[int, int]] = []
@@ -369,6 +430,10 @@ def _commit_of(record: dict[str, Any]) -> Commit:
     if commit.epoch_rows is not None and not _is_count(commit.epoch_rows):
         raise ValueError("not a number of rows")
     return commit
+
+
+def _without_unknown(commit: Commit) -> dict[str, Any]:
+    return {name: value for name, value in vars(commit).items() if value is not None}
 
 
 def _is_count(value: Any) -> bool:

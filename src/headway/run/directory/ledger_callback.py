@@ -12,8 +12,14 @@ from headway.checkpoint.save.outcomes import Outcome
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config.sections.segments import Segment
 from headway.core.console import warning
-from headway.run.directory.ledger import TAKEN_OVER, Ledger, UnwritableLedger, merged_ranges, plan_fingerprint
-from headway.run.directory.rewind import decided
+from headway.run.directory.ledger import (
+    TAKEN_OVER,
+    Ledger,
+    UnwritableLedger,
+    decided,
+    merged_ranges,
+    plan_fingerprint,
+)
 from headway.telemetry.record import Run
 from headway.training.job import Callback
 

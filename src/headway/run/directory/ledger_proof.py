@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.run_identity import RUN_ID
+from headway.checkpoint.run_identity import RUN_ID, in_words, run_record
 from headway.config import Config, DataConfig, load_resolved
 from headway.config.sections.segments import Segment, up_to
 from headway.core.console import progress
@@ -26,6 +27,7 @@ from headway.data.feeding.token_feed import describe_rows
 from headway.data.feeding.training_rows import training_rows
 from headway.data.pinned import pinned
 from headway.data.remote_store import open_store
+from headway.run.directory.beginning import beginning_problems
 from headway.run.directory.ledger import (
     TAKEN_OVER,
     Commit,
@@ -36,9 +38,10 @@ from headway.run.directory.ledger import (
     merged_ranges,
     plan_fingerprint,
 )
+from headway.run.directory.ledger_beginning import AttemptSteps, Beginning
 from headway.run.directory.ledger_run import checkpoints_of_others, recorded_facts, restored_from_others
 from headway.run.directory.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
-from headway.telemetry.record import Attempt, Run, as_int, as_text, dig, open_run, read_json
+from headway.telemetry.record import Run, as_int, as_text, dig, open_run, read_json
 
 #: Largest number of rows, of the run or of an epoch of all sources, for which every row is checked by default.
 LOOK_AT = 100_000_000
@@ -57,6 +60,8 @@ class LedgerProof:
     """Decisions about unhealthy steps; those to skip rows are part of the proof."""
     segments: list[SegmentStart] = field(default_factory=list)
     """Segments of a run that was changed; the rows of each follow from its own plan."""
+    beginnings: list[Beginning] = field(default_factory=list)
+    """Checkpoints of other runs from which this run, and those before it, began."""
     taken_over: list[Commit] = field(default_factory=list)
     """Commits whose steps were trained elsewhere: the run continues from a checkpoint of another disk."""
     restored: list[str] = field(default_factory=list)
@@ -97,6 +102,7 @@ class LedgerProof:
         )
         return [
             "commits join from step 0 to the newest checkpoint, each by an attempt that did its steps",
+            *_begun(self.beginnings),
             *(self._taken_over(commit) for commit in self.taken_over),
             *self.restored,
             "the rows of each source in every commit are as many as the plan has, recomputed",
@@ -143,12 +149,14 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         proof.commits, proof.rollbacks = ledger.history()
         proof.decisions = ledger.decisions()
         proof.segments = ledger.segments()
+        proof.beginnings = ledger.beginnings()
     except CheckpointError as error:
         proof.problems.append(error.what)
         return proof
     proof.taken_over = _taken_over(proof, record)
     proof.run_id = as_text(record.facts.get(RUN_ID))
-    proof.restored = list(restored_from_others(record))
+    begun_at = {begun.step for begun in proof.beginnings}
+    proof.restored = list(restored_from_others(record, begun_at))
     proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
     if proof.checkpoint_step is not None:
         cursor = dig(_manifest(record, proof.checkpoint_step), "cursor")
@@ -157,6 +165,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
         *_ends_problems(proof),
         *_attempt_problems(proof, record),
         *checkpoints_of_others(record, {commit.last_step for commit in proof.taken_over}),
+        *beginning_problems(run, proof.beginnings),
         *_decision_problems(proof, record),
     ]
     if not proof.commits:
@@ -215,33 +224,47 @@ def _manifest(record: Run, step: int) -> Any:
 
 
 def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
-    attempts = {attempt.number: attempt for attempt in record.attempts}
     saved_by = {checkpoint.step: checkpoint.attempt for checkpoint in record.checkpoints}
-    newest = 0
-    for commit in proof.commits:
-        steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
-        if commit.checkpoint != f"step-{commit.last_step:08d}":
-            yield f"{steps} are recorded in {commit.checkpoint}, which is of another step"
-        by = saved_by.get(commit.last_step)
-        if by is not None and by != commit.attempt:
-            yield f"{steps} are recorded for attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
-        if commit in proof.taken_over:
-            yield from _taker_problems(commit, proof, attempts)
-            continue
-        attempt = attempts.get(commit.attempt)
-        if attempt is None:
-            yield f"{steps} are recorded for attempt {commit.attempt}, which the run never had"
-            continue
-        if commit.attempt < newest:
-            yield f"{steps} are recorded for attempt {commit.attempt}, after ones of attempt {newest}"
-        first, last = attempt.first_step, attempt.last_step
-        if newest < commit.attempt and first is not None and first < commit.first_step:
-            # A rollback would have struck the earlier attempts' commits of these steps.
-            again = f"steps {first:,} to {commit.first_step - 1:,}"
-            yield f"attempt {commit.attempt} did {again} again, which the ledger still records from before"
-        newest = max(newest, commit.attempt)
-        if (first is not None and commit.first_step < first) or (last is not None and commit.last_step > last):
-            yield f"{steps} are recorded for attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
+    for begun, commits in groupby(proof.commits, lambda commit: _run_of(commit, proof)):
+        attempts = _attempts(begun, record)
+        newest = 0
+        for commit in commits:
+            steps = f"steps {commit.first_step:,} to {commit.last_step - 1:,}"
+            if commit.checkpoint != f"step-{commit.last_step:08d}":
+                yield f"{steps} are recorded in {commit.checkpoint}, which is of another step"
+            by = saved_by.get(commit.last_step)
+            if by is not None and by != commit.attempt:
+                yield f"{steps} are recorded for attempt {commit.attempt}, but {commit.checkpoint} is of attempt {by}"
+            if commit in proof.taken_over:
+                yield from _taker_problems(commit, proof, attempts)
+                continue
+            attempt = attempts.get(commit.attempt)
+            if attempt is None:
+                yield f"{steps} are recorded for attempt {commit.attempt}, which the run never had"
+                continue
+            if commit.attempt < newest:
+                yield f"{steps} are recorded for attempt {commit.attempt}, after ones of attempt {newest}"
+            first, last = attempt.first_step, attempt.last_step
+            if newest < commit.attempt and first is not None and first < commit.first_step:
+                # A rollback would have struck the earlier attempts' commits of these steps.
+                again = f"steps {first:,} to {commit.first_step - 1:,}"
+                yield f"attempt {commit.attempt} did {again} again, which the ledger still records from before"
+            newest = max(newest, commit.attempt)
+            if (first is not None and commit.first_step < first) or (last is not None and commit.last_step > last):
+                yield f"{steps} are recorded for attempt {commit.attempt}, which did steps {first} to {(last or 0) - 1}"
+
+
+def _run_of(commit: Commit, proof: LedgerProof) -> Beginning | None:
+    """Return the beginning up to which another run did the steps of a commit; None if this run did them."""
+    copied = (begun for begun in proof.beginnings if begun.attempts)
+    return next((begun for begun in copied if commit.last_step <= begun.step), None)
+
+
+def _attempts(begun: Beginning | None, record: Run) -> dict[int, AttemptSteps]:
+    """Return the attempts of the run that did the steps up to a beginning, or of this run, by number."""
+    if begun is not None:
+        return {attempt.number: attempt for attempt in begun.attempts}
+    return {one.number: AttemptSteps(one.number, one.first_step, one.last_step) for one in record.attempts}
 
 
 def _taken_over(proof: LedgerProof, record: Run) -> list[Commit]:
@@ -250,11 +273,16 @@ def _taken_over(proof: LedgerProof, record: Run) -> list[Commit]:
     Steps of an attempt here need the same proof as all others, whatever the ledger records.
     """
     recorded = {(d.first_step, d.last_step) for d in proof.decisions if d.action == TAKEN_OVER}
-    commits = (commit for commit in proof.commits if (commit.first_step, commit.last_step) in recorded)
-    return [commit for commit in commits if not record.has_done(commit.attempt, commit.last_step)]
+    found = []
+    for commit in proof.commits:
+        attempt = _attempts(_run_of(commit, proof), record).get(commit.attempt)
+        is_done_here = attempt is not None and attempt.has_done(commit.last_step)
+        if (commit.first_step, commit.last_step) in recorded and not is_done_here:
+            found.append(commit)
+    return found
 
 
-def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, Attempt]) -> Iterator[str]:
+def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, AttemptSteps]) -> Iterator[str]:
     claim = f"steps {commit.first_step:,} to {commit.last_step - 1:,} are recorded as taken over by attempt"
     for decision in proof.decisions:
         of = (decision.action, decision.first_step, decision.last_step)
@@ -265,6 +293,21 @@ def _taker_problems(commit: Commit, proof: LedgerProof, attempts: Mapping[int, A
             yield f"{claim} {decision.attempt}, which the run never had"
         elif taker.first_step is not None and taker.first_step < commit.last_step:
             yield f"{claim} {decision.attempt}, which began with step {taker.first_step:,}"
+
+
+def _begun(beginnings: Sequence[Beginning]) -> Iterator[str]:
+    """Describe beginnings from other runs' checkpoints, as part of the basis of a proof."""
+    first = 0
+    for begun in beginnings:
+        made_by = run_record(begun.run)
+        other = begun.place if made_by is None else in_words(made_by)
+        manifest = f"step-{begun.step:08d} (manifest {begun.manifest_sha256[:12]})"
+        if begun.attempts:
+            steps = f"steps {first:,} to {begun.step - 1:,}"
+            yield f"{steps} are those of {other}: its ledger was copied with its checkpoint {manifest}"
+        else:
+            yield f"but the run continues from {manifest} of {other}, whose ledger did not reach it"
+        first = begun.step
 
 
 def _plan(

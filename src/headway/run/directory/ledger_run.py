@@ -32,9 +32,16 @@ def checkpoints_of_others(record: Run, taken_over: Collection[int]) -> Iterator[
             )
 
 
-def restored_from_others(record: Run) -> Iterator[str]:
-    """Yield the checkpoints here that were restored by hand from other runs, in words."""
+def restored_from_others(record: Run, begun_at: Collection[int]) -> Iterator[str]:
+    """Yield the checkpoints here that were restored by hand from other runs, in words.
+
+    Args:
+        record: The run.
+        begun_at: Steps at which runs began from checkpoints of others, which the ledger records.
+    """
     for step, context in _contexts(record):
+        if step in begun_at:
+            continue
         made_by = run_record(context.get(OF_RUN))
         if step in _restored(record) and made_by is not None and made_by["id"] != record.facts.get(RUN_ID):
             yield f"but step-{step:08d} was restored by hand from another run: {in_words(made_by)}"

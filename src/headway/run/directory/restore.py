@@ -29,7 +29,8 @@ from headway.core.credentials.secrets import redact, redact_values
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import atomic_write, sync_folder, write_json
 from headway.core.files.hashes import fingerprint
-from headway.run.directory.ledger import Ledger
+from headway.run.directory.beginning import begin, find_parent, parent_run
+from headway.run.directory.ledger import Ledger, decided
 from headway.run.directory.ownership import OwnerLock, wait_for_orphaned_writers
 from headway.run.directory.run_directory import Attempt, RunDirectory
 from headway.telemetry.record import RESTORED
@@ -58,6 +59,9 @@ def restore(
 ) -> Restored:
     """Make the run resume from a checkpoint, and set later ones aside, locally and in the remote tier.
 
+    A run directory that is new begins from the checkpoint of a run on this disk under another name
+    (`run.directory.beginning`).
+
     Args:
         run: The run; with a `source`, its directory may be new.
         step: The step; if None, the newest that verifies, as training would choose it.
@@ -74,6 +78,11 @@ def restore(
         raise CheckpointError(
             "there is no such run", where=str(run.path), fix="to restore one from another place, give --from URL"
         )
+    if source is not None and _is_other_run(run, source):
+        parent = find_parent(Path(source), step)
+        begin(run, parent, command)
+        place = run.checkpoints / step_name(parent.step)
+        return Restored(parent.step, place, parent.manifest.state_sha256, ())
     wait_for_orphaned_writers(run.path)
     attempt = run.begin_attempt(command)
     try:
@@ -168,6 +177,14 @@ def _usable_from_the_top(candidates: list[Candidate], folders: Mapping[int, Path
     return checked[::-1]
 
 
+def _is_other_run(run: RunDirectory, source: str) -> bool:
+    """Return whether a source is a run on this disk with a ledger, and a new run is to begin from it."""
+    if is_url(source) or (run.path.is_dir() and any(run.path.iterdir())):
+        return False
+    parent = parent_run(Path(source))
+    return parent is not None and parent.path.resolve().name != run.path.resolve().name
+
+
 def _bring(
     run: RunDirectory, config: Config | None, step: int | None, source: str | None, options: dict[str, Any]
 ) -> Manifest:
@@ -227,8 +244,6 @@ def _own_tier(config: Config, run: RunDirectory) -> RemoteTier:
 
 def _can_resume_from(ledger: Ledger, manifest: Manifest) -> bool:
     """Return whether a run would resume from a checkpoint, and not remove it as outdated."""
-    from headway.run.directory.rewind import decided  # imports PyTorch, which nothing else here needs
-
     return not is_outdated(manifest, decided(ledger))
 
 

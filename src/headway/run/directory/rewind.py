@@ -22,7 +22,7 @@ from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
 from headway.config.sections.segments import SEGMENTS, Segment, first_difference, up_to
 from headway.core.console import warning
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
-from headway.run.directory.ledger import Ledger
+from headway.run.directory.ledger import Ledger, decided
 from headway.training.average import AVERAGE
 from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState
@@ -104,11 +104,6 @@ def discard_outdated(store: CheckpointStore, skipped_ranges: Sequence[tuple[int,
         if is_outdated(info.manifest, skipped_ranges):
             warning(f"removing {info.path.name}: it was trained on rows that are skipped now")
             store.discard(info.step)
-
-
-def decided(ledger: Ledger) -> Ranges:
-    """Return the skipped ranges that the ledger records."""
-    return tuple(sorted((d.first_step, d.last_step) for d in ledger.decisions() if d.action == "rollback"))
 
 
 def decided_for(segments: Sequence[Segment], ledger: Ledger, start: CheckpointInfo | None) -> tuple[Ranges, Ranges]:

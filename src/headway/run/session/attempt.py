@@ -342,20 +342,50 @@ def check_changes(run: RunDirectory, config: Config, options: RunOptions) -> lis
     done = newest[0] if newest else 0
     config = counted_for(config, old, done)
     differences = changes(old, config)
+    check_accepted(differences, options, run.config_path)
+    back = f"go back first: headway checkpoints restore {run.path} --step {config.train.steps}"
+    check_steps(config, done, run.config_path, back)
+    return differences
+
+
+def check_accepted(differences: Sequence[str], options: RunOptions, where: Path) -> None:
+    """Check that the user accepts what has changed in a config.
+
+    Args:
+        differences: Descriptions of the changes.
+        options: What the user accepts.
+        where: Place of the old config, for a message.
+
+    Raises:
+        ConfigError: there is a difference that was not accepted.
+    """
     if differences and not options.accept_changes:
         raise ConfigError(
             "the config differs from the one this run was made with: " + "; ".join(differences),
-            where=str(run.config_path),
+            where=str(where),
             fix=f"choose another name=..., or continue with the new values: {ACCEPT}",
         )
+
+
+def check_steps(config: Config, done: int, where: Path, back: str) -> None:
+    """Check that a config wants no fewer steps than were done.
+
+    Args:
+        config: Resolved.
+        done: Finished steps.
+        where: Place of the old config, for a message.
+        back: How to continue from an earlier step, for a message.
+
+    Raises:
+        ConfigError: it does.
+    """
     last = config.train.steps or 0
     if last < done:
         raise ConfigError(
             f"the run has done {done:,} steps; train.steps={last:,} is fewer",
-            where=str(run.config_path),
-            fix=f"train.steps={done} or more; or go back first: headway checkpoints restore {run.path} --step {last}",
+            where=str(where),
+            fix=f"train.steps={done} or more; or {back}",
         )
-    return differences
 
 
 def counted_for(config: Config, old: Config, step: int) -> Config:

@@ -23,6 +23,7 @@ from headway.data.feeding.training_rows import row_lengths, store_parts
 from headway.data.growth import Lost, locate
 from headway.data.pinned import pinned
 from headway.data.used_by import kept_manifest
+from headway.run.directory.beginning import config_at_beginning
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import ACCEPT, RunOptions, check_changes, counted_for, newest_manifest
@@ -222,6 +223,8 @@ def settle_segments(config: Config, data: RunData, options: RunOptions, tokenize
         )
         joins = False
     kept = [segment for segment in segments if segment.first_step < step]
+    begun_with = config_at_beginning(run, step)
+    differences = changes(begun_with or old, config)
     wanted = _wanted_segment(
         config, step, last, data, joins=joins, new_epoch=options.start_epoch, is_dataset=is_dataset
     )
@@ -229,13 +232,15 @@ def settle_segments(config: Config, data: RunData, options: RunOptions, tokenize
     if options.start_epoch and epoch_continues:
         notice(f"the epoch that {START_EPOCH} began at step {last.first_step:,} continues")
     begins = options.start_epoch and not epoch_continues
-    if not joins and not begins and wanted.plans_as(last):
+    # What a run changes where it begins from another one's checkpoint is a segment, whether it moves rows or not.
+    is_other = begun_with is not None and bool(differences)
+    if not joins and not begins and not is_other and wanted.plans_as(last):
         if not old.segments and last.data == data.fingerprint:
             return config.with_segments([])
         return config.with_segments([*segments[:-1], last.model_copy(update={"steps": wanted.steps})])
-    if not joins and not begins and kept and wanted.plans_as(kept[-1]):
+    if not joins and not begins and not is_other and kept and wanted.plans_as(kept[-1]):
         return config.with_segments([*kept[:-1], kept[-1].model_copy(update={"steps": wanted.steps})])
-    words = [*changes(old, config), *([wanted.changes[0]] if joins else [])]
+    words = [*differences, *([wanted.changes[0]] if joins else [])]
     words += [f"{START_EPOCH}: an epoch of all data begins"] if begins else []
     begun = wanted.model_copy(update={"new_epoch": begins, "changes": words})
     result = config.with_segments([*kept, begun])

@@ -19,7 +19,8 @@ from headway.config import Batches, Config, LaneGrid, identity
 from headway.config.sections.segments import SEGMENTS, Segment
 from headway.core.errors import ConfigError
 from headway.core.files.hashes import fingerprint
-from headway.run.directory.rewind import decided, discard_outdated, load_state, take_decisions
+from headway.run.directory.ledger import decided
+from headway.run.directory.rewind import discard_outdated, load_state, take_decisions
 from headway.run.directory.run_directory import what_to_do
 from headway.run.session.attempt import write_config
 from headway.run.session.checks import check_code, check_data
