@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headway.core.audit import AUDIT_FILE
 from headway.core.errors import CheckpointError
 from headway.core.files.atomic import atomic_write
 from headway.core.files.hashes import sha256_file
@@ -34,9 +35,16 @@ RECORDS = "records"
 #: The archive, in the folder of the checkpoint.
 RECORDS_FILE = "records.zip"
 #: What travels. The lines that trackers have got are read first: they are never more than the metrics that follow.
-_PATTERNS = ("tracking/*.json", "attempts/*/attempt.json", "ledger.jsonl", "hashes.jsonl", "metrics.jsonl")
+_PATTERNS = (
+    "tracking/*.json",
+    "attempts/*/attempt.json",
+    AUDIT_FILE,
+    "ledger.jsonl",
+    "hashes.jsonl",
+    "metrics.jsonl",
+)
 _NAMES = re.compile(
-    r"tracking/[A-Za-z0-9][A-Za-z0-9._-]*\.json|attempts/[0-9]{3,9}/attempt\.json|(ledger|hashes|metrics)\.jsonl"
+    r"tracking/[A-Za-z0-9][A-Za-z0-9._-]*\.json|attempts/[0-9]{3,9}/attempt\.json|(audit|ledger|hashes|metrics)\.jsonl"
 )
 #: Folder of the segments in the tier. Their names end as the archive's does.
 SEGMENTS = "records"
@@ -207,6 +215,9 @@ def unpack_records(path: Path, entry: Mapping[str, Any], run: Path) -> list[str]
             for segment in segments:
                 _check_segment(path.parent / segment.name, segment)
             for member in members:
+                here = run / member.filename
+                if member.filename == AUDIT_FILE and here.exists() and not _continues(archive, AUDIT_FILE, here):
+                    continue  # what was done here since is in no other log
                 earlier = [path.parent / segment.name for segment in segments if segment.file == member.filename]
                 _unpack([*earlier, path], member.filename, run / member.filename)
     except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, RuntimeError, ValueError) as error:
@@ -247,6 +258,12 @@ def _unpack(parts: Iterable[Path], name: str, target: Path) -> None:
                     written += file.write(block)
         if target.suffix != ".json":
             file.truncate(whole)
+
+
+def _continues(archive: zipfile.ZipFile, name: str, path: Path) -> bool:
+    """Return whether a file of an archive begins with all that is in a file here."""
+    with archive.open(name) as source, path.open("rb") as here:
+        return all(source.read(len(block)) == block for block in iter(lambda: here.read(_BLOCK_BYTES), b""))
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

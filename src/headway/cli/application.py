@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 import typer.core
 
+from headway.cli.auditing import recorded
 from headway.cli.next_steps import followed
 from headway.core.console import print_line
 from headway.core.format import printable
@@ -34,6 +35,7 @@ VERBS = {
     "report": "cli.runs",
     "checkpoints": "cli.runs",
     "ledger": "cli.runs",
+    "audit": "cli.runs",
     "track": "tracking.cli",
     "dashboards": "tracking.cli",
     "alerts": "tracking.cli",
@@ -129,12 +131,12 @@ class InOrder(typer.core.TyperGroup):
 
 
 def _complete(command: Any, verb: str) -> None:
-    """Name the values of options by words, in place of typer's types: `--step STEP`, and nothing for a flag; and let
-    the verb end with what comes next."""
+    """Name the values of options by words, in place of typer's types: `--step STEP`, and nothing for a flag. Let the
+    verb begin with its line in the audit log of the run that it changes, and end with what comes next."""
     for name, below in getattr(command, "commands", {}).items():
         _complete(below, f"{verb} {name}")
     if not hasattr(command, "commands"):
-        command.callback = followed(verb, command.callback)
+        command.callback = recorded(verb, followed(verb, command.callback))
     for option in command.params:
         kind = getattr(option, "type_descriptor", None) or option.type
         has_choices = bool(getattr(kind, "choices", None))

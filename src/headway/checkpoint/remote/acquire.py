@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.index import REMOTE, CheckpointIndex
+from headway.checkpoint.remote.audit_anchor import anchor_log
 from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import OtherRunError, PlaceOwner, other_run, read_claim
 from headway.checkpoint.remote.tier import RemoteTier, check_same_run
@@ -45,7 +46,9 @@ def acquire_tier(remote: RemoteConfig, attempt: int, identity: RunIdentity, **op
     """
     tier = find_tier(remote, identity, **options)
     identity = resolve_identity(tier, identity)
-    return tier.acquire(identity.run, attempt, identity)
+    acquired = tier.acquire(identity.run, attempt, identity)
+    anchor_log(remote, identity.run)
+    return acquired
 
 
 def is_sent(remote: RemoteConfig, identity: RunIdentity, manifest: Manifest, **options: Any) -> bool:

@@ -248,7 +248,7 @@ def cancel(
     headway launch cancel runs/gpu-1b -y
     """
     from headway.clouds.launchers.ending import find_launched, stop_launched
-    from headway.clouds.launchers.record import user_name
+    from headway.core.audit import user_name
     from headway.core.console import notice
 
     _, handle = find_launched(run)

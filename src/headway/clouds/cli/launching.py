@@ -150,9 +150,10 @@ def _check_not_launched(job: Job) -> None:
 
 def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> None:
     from headway.clouds.launchers.ending import only_one
-    from headway.clouds.launchers.record import audit, write_handle
+    from headway.clouds.launchers.record import write_handle
     from headway.core.console import notice
     from headway.core.user_command import suggest
+    from headway.run.directory.audit import record
 
     directory = job.directory
     with only_one(directory, "launch"):
@@ -161,7 +162,9 @@ def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> N
         handle = launcher.submit(job, job.folder)
         write_handle(directory, handle)
     command = suggest("launch" if job.suite is None else "launch bench")
-    audit(directory, "launch", target=handle.target, id=handle.id, machines=handle.machines, command=command)
+    record(
+        directory, "launch", anchors=True, target=handle.target, id=handle.id, machines=handle.machines, command=command
+    )
     notice(f"launched {handle.id} on {handle.target}; headway launch status {directory} shows how it is")
 
 

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headway.clouds.launchers.launcher import OVER, Handle, JobState, Launcher, find_launcher
-from headway.clouds.launchers.record import audit, read_handle, request_save_and_stop
+from headway.clouds.launchers.record import read_handle, request_save_and_stop
 from headway.core.console import notice, warning
 from headway.core.errors import Cancelled, ConfigError
 from headway.core.files.locks import lock_file
 from headway.core.process.waiting import wait_until
+from headway.run.directory.audit import record
 from headway.run.directory.run_directory import LAUNCH_FOLDER
 from headway.telemetry.record import Run, is_run
 
@@ -117,7 +118,7 @@ def stop_launched(run: Path, why: str) -> JobState:
     launcher, handle = find_launched(run)
     before = launcher.status(handle)
     # Written first: also a stop that fails half-way was somebody's.
-    audit(run, "cancel", target=handle.target, id=handle.id, why=why)
+    record(run, "cancel", anchors=True, target=handle.target, id=handle.id, why=why)
     if request_save_and_stop(run, why, handle.grace_seconds):
         notice("the run has saved and stopped")
     launcher.cancel(handle)

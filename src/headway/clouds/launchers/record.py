@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from headway.clouds.launchers.launcher import Handle
+from headway.core.audit import AUDIT_FILE
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import append_json_line, write_json
+from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_lines, read_json_object
-from headway.core.machine.system import host_name
 from headway.core.process.waiting import wait_until
 from headway.run.directory.cancel import request_cancel
-from headway.run.directory.run_directory import AUDIT_FILE, LAUNCH_FILE
+from headway.run.directory.run_directory import LAUNCH_FILE
 from headway.telemetry.record import NOT_ENDED, RUNNING, Run, is_run
 from headway.telemetry.summary import median
 
@@ -50,23 +48,9 @@ def read_handle(run: Path) -> Handle | None:
         ) from None
 
 
-def audit(run: Path, action: str, **facts: Any) -> None:
-    """Add a line to the audit log of a run: who has done what, when, and from where."""
-    about = {"time": time.time(), "user": user_name(), "host": host_name(), "action": action, **facts}
-    append_json_line(run / AUDIT_FILE, about)
-
-
 def audited(run: Path) -> list[Mapping[str, Any]]:
     """Return the lines of the audit log."""
     return list(read_json_lines(run / AUDIT_FILE))
-
-
-def user_name() -> str:
-    """Return the name of the user, or the number of one without a name, as in a container."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def request_save_and_stop(run: Path, why: str, seconds: float) -> bool:

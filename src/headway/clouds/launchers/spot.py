@@ -16,13 +16,14 @@ from typing import Any
 from headway.clouds.launchers.ending import only_one
 from headway.clouds.launchers.held import SPOT_SOURCE, HeldCommand, HeldLaunch, LaunchCommand
 from headway.clouds.launchers.price_feeds import Feed, PlaceFeed
-from headway.clouds.launchers.record import audit, audited
+from headway.clouds.launchers.record import audited
 from headway.clouds.spot.places import Place
 from headway.clouds.spot.policy import SpotDecider, SpotPolicy, State
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.run.directory.audit import record
 
 #: How often the command is looked at.
 _LOOK_SECONDS = 0.2
@@ -178,8 +179,8 @@ class _Holder:
         self._held.start(words)
         self._started_at = self._clock()
         self._enter(state)
-        place = {} if self._place is None else {"place": self._place.offer}
-        audit(self._job.run, SPOT_SOURCE, state=state, usd_per_hour=self._price, **place)
+        place: dict[str, Any] = {} if self._place is None else {"place": self._place.offer}
+        record(self._job.run, SPOT_SOURCE, state=state, usd_per_hour=self._price, **place)
 
     def _enter(self, state: State) -> None:
         self._running = state

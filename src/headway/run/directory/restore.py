@@ -84,7 +84,7 @@ def restore(
         place = run.checkpoints / step_name(parent.step)
         return Restored(parent.step, place, parent.manifest.state_sha256, ())
     wait_for_orphaned_writers(run.path)
-    attempt = run.begin_attempt(command)
+    attempt = run.begin_attempt(command, action="checkpoints restore")
     try:
         config = load_resolved(run.config_path) if run.config_path.exists() else None
         found = _bring(run, config, step, source, dict(options or {}))

@@ -19,6 +19,7 @@ from headway.checkpoint.save.fence import OWNER_FILE, Fence, Owner, fenced, read
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
+from headway.core.audit import AUDIT_FILE
 from headway.core.coordination.lease import read_lease
 from headway.core.coordination.preemption_board import posted
 from headway.core.credentials.secrets import redact_arguments
@@ -29,6 +30,7 @@ from headway.core.files.paths import is_there
 from headway.core.files.reserve import RESERVE_BYTES, free_reserve, take_reserve
 from headway.core.format import format_bytes
 from headway.core.process.waiting import wait_until
+from headway.run.directory.audit import record
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.ownership import OwnerLock
 
@@ -46,8 +48,8 @@ RAN_KEY = "ran"
 HELD_KEY = "held_seconds"
 #: A run directory was copied if its files are newer than its attempt by this much; then their times mean nothing.
 _COPIED_SECONDS = 300.0
-#: What a launch leaves in a run directory before the run begins: its handle, its files, and who has done what.
-LAUNCH_FILE, LAUNCH_FOLDER, AUDIT_FILE = "launch.json", "launch", "audit.jsonl"
+#: What a launch leaves in a run directory before the run begins, next to the audit log: its handle, and its files.
+LAUNCH_FILE, LAUNCH_FOLDER = "launch.json", "launch"
 #: How long to wait for writer processes of an earlier attempt to finish their checkpoints.
 _WRITERS_SECONDS = 5.0
 
@@ -133,7 +135,13 @@ class RunDirectory:
             raise self._unusable(error) from error
 
     def begin_attempt(
-        self, command: str, claimed: OwnerLock | None = None, started: float | None = None, **facts: Any
+        self,
+        command: str,
+        claimed: OwnerLock | None = None,
+        started: float | None = None,
+        *,
+        action: str = "train",
+        **facts: Any,
     ) -> Attempt:
         """Begin an attempt, which fences all earlier ones.
 
@@ -141,6 +149,7 @@ class RunDirectory:
             command: The command, for the attempt's record.
             claimed: The lock, if this process holds it already and keeps it after the attempt.
             started: Start of the attempt's first process in Unix seconds, if that was earlier.
+            action: What the command does, for the audit log, which has a line for the first attempt of a command.
             facts: More facts for the attempt's record.
 
         Raises:
@@ -166,6 +175,8 @@ class RunDirectory:
             if claimed is None:
                 lock.release()
             raise self._unusable(error) from error
+        if not facts.get(RESTARTS_KEY):
+            record(self.path, action, attempt=number, command=command)
         try:
             take_reserve(self.path)
         except OSError as error:

@@ -42,6 +42,7 @@ from headway.core.files.hashes import fingerprint
 from headway.core.process.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.cost.pricing import price_of
 from headway.run.directory.account import stopped_by_budget
+from headway.run.directory.audit import move_log, record
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.ownership import wait_for_dead_machine, wait_for_orphaned_writers
 from headway.run.directory.run_directory import PRICE_KEY, Attempt, RunDirectory, command_line
@@ -84,6 +85,8 @@ def prepare_run_directory(config: Config, options: RunOptions) -> RunDirectory:
         moved = run.archive()
         if moved:
             notice(f"the earlier run is kept in {moved}")
+            move_log(moved, run.path)
+            record(run.path, "restart", moved_to=str(moved))
     report_changes(run, config, options)
     return run
 
@@ -427,6 +430,7 @@ def report_changes(run: RunDirectory, config: Config, options: RunOptions) -> No
         return
     for difference in differences:
         warning(f"the run continues with a changed config: {difference}")
+    record(run.path, "accept changes", changes=differences)
     newest, old = newest_manifest(run), load_resolved(run.config_path)
     done = newest[0] if newest else 0
     if 0 < done < (config.train.steps or 0):
