@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 FILE_NAME = "journal.log"
 State = Literal["running", "complete", "pruned", "failed", "infeasible"]
+#: `finish` ends a trial as a complete one that has the value of this step; `prune` ends it as one that was given up.
+Verdict = Literal["continue", "prune", "finish"]
+#: What decides about a trial at its newest report.
+Judge = Callable[["Study", "FrozenTrial"], Verdict]
 #: Notes of a trial: why it is infeasible or has failed, and the step and verdict by which it was stopped.
 INFEASIBLE, REASON, STOPPED = "infeasible", "reason", "stopped"
 #: Samplers by name, each with the packages that it needs besides.
@@ -212,20 +216,37 @@ class Journal:
         self.study.add_trial(trial)
         return self.records[-1]
 
-    def report(self, number: int, step: int, value: float, pruner: BasePruner) -> bool:
-        """Add the objective of a trial at a step, and return whether it is pruned there.
+    def report(self, number: int, step: int, value: float, judge: Judge) -> Verdict:
+        """Add the objective of a trial at a step, and return what becomes of the trial there.
 
-        The verdict is noted before the value, and the value last: a kill in between lets the step be judged again.
+        A verdict that ends the trial is noted before the value, and the value last: after a kill in between, the step
+        is judged again, or `recover` completes it.
+
+        Args:
+            number: The trial.
+            step: The step.
+            value: The objective there.
+            judge: Decides about Optuna's trial in its study; it may leave notes of the system in both.
         """
         memory, trial = self._memory, self._id(number)
         before = dict(memory.get_trial(trial).system_attrs)
         memory.set_trial_intermediate_value(trial, step, value)
-        is_pruned = bool(pruner.prune(self.study, memory.get_trial(trial)))
-        if is_pruned:
-            self.note(number, STOPPED, {"step": step, "verdict": "prune"})
-        self._keep_attributes(number, before)
+        verdict = judge(self.study, memory.get_trial(trial))
+        noted = self._noted_since(number, before)
+        if verdict != "continue":
+            self.note(number, STOPPED, {"step": step, "verdict": verdict, "value": value, "noted": noted})
+        self._keep(number, noted)
         self._disk.set_trial_intermediate_value(self._disk_id(number), step, value)
-        return is_pruned
+        return verdict
+
+    def recover(self) -> None:
+        """Complete the reports by which trials were stopped, if a kill came in between."""
+        for record in self.records:
+            stopped = record.notes.get(STOPPED)
+            if not record.has_ended and stopped is not None and stopped["step"] not in record.reports:
+                self._keep(record.number, stopped["noted"])
+                self._disk.set_trial_intermediate_value(self._disk_id(record.number), stopped["step"], stopped["value"])
+        self._read()
 
     def note(self, number: int, name: str, value: Any) -> None:
         """Note something about a trial that has not ended, as JSON."""
@@ -239,16 +260,19 @@ class Journal:
         states = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL}
         before = dict(self._memory.get_trial(self._id(number)).system_attrs)
         self.study.tell(number, objectives, states.get(state, TrialState.PRUNED))
-        self._keep_attributes(number, before)
+        self._keep(number, self._noted_since(number, before))
         ended = self._memory.get_trial(self._id(number))
         self._disk.set_trial_state_values(self._disk_id(number), ended.state, ended.values)
         return self._record(ended)
 
-    def _keep_attributes(self, number: int, before: Mapping[str, Any]) -> None:
-        """Write what samplers and pruners have noted in memory."""
-        for key, value in self._memory.get_trial(self._id(number)).system_attrs.items():
-            if key not in before or before[key] != value:
-                self._disk.set_trial_system_attr(self._disk_id(number), key, value)
+    def _noted_since(self, number: int, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what samplers and pruners have noted in memory."""
+        now = self._memory.get_trial(self._id(number)).system_attrs
+        return {key: value for key, value in now.items() if key not in before or before[key] != value}
+
+    def _keep(self, number: int, noted: Mapping[str, Any]) -> None:
+        for key, value in noted.items():
+            self._disk.set_trial_system_attr(self._disk_id(number), key, value)
 
 
 def repair(folder: Path) -> None:

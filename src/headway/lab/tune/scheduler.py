@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headway.core.errors import ConfigError
-from headway.lab.tune.journal import GRID, STOPPED, Journal, TrialRecord, make_pruner, make_sampler
+from headway.lab.tune.journal import GRID, STOPPED, Journal, TrialRecord, Verdict, make_pruner, make_sampler
 from headway.lab.tune.study import Study
 
-#: `finish` ends a trial as a complete one that has the value of this step; `prune` ends it as one that was given up.
-Verdict = Literal["continue", "prune", "finish"]
+if TYPE_CHECKING:
+    from optuna.study import Study as OptunaStudy
+    from optuna.trial import FrozenTrial
+
 #: A note of a trial: `[number, step]` of the trial whose checkpoint it begins from.
 BEGINS = "begins"
 #: Trials of a study when nothing else is said.
@@ -102,8 +104,11 @@ class OptunaScheduler:
         """Add the objective, and let the pruner decide."""
         steps = self._study.base.train.steps or step
         pruner = make_pruner(self._study.settings.stopping, self._first(steps), steps)
-        is_pruned = self._journal.report(number, step, value, pruner)
-        return "prune" if is_pruned else "continue"
+
+        def decide(study: OptunaStudy, trial: FrozenTrial) -> Verdict:
+            return "prune" if pruner.prune(study, trial) else "continue"
+
+        return self._journal.report(number, step, value, decide)
 
     def kept(self) -> set[int]:
         """Return the best trials."""

@@ -115,6 +115,7 @@ class Tuner:
 
     def _resume(self) -> None:
         """Take up the trials that have not ended; those whose command still runs are watched, the others continue."""
+        self._journal.recover()
         for record in self._journal.records:
             run = self._study.run_of(record.number)
             if record.has_ended:
