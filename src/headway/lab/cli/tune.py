@@ -249,7 +249,7 @@ def best(study: StudyArgument, as_json: JsonOption = False) -> None:
     [bold]Examples[/bold]
 
     headway tune best studies/my
-    headway chat "$(headway tune best studies/my --json | jq -r '.[0].run')"
+    headway tune best studies/my --json
     """
     import shlex
 
