@@ -17,6 +17,7 @@ CHANGES = {
     "merge": "run",
     "compress": "model",
     "push": "model",
+    "registry add": "model",
 }
 #: Verbs that learn only later which run they change, or share it with functions of Python. Their line is written where
 #: that is known: by `RunDirectory.begin_attempt`, or by the launcher.
