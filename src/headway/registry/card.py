@@ -10,7 +10,7 @@ from headway.core.format import UNKNOWN, format_bytes
 from headway.core.hub import is_on_hub, split_hub_name
 from headway.models.versions import ModelVersion
 from headway.registry.gate import benchmark_rows
-from headway.telemetry.model_card import fact_table, place_words, render_card
+from headway.telemetry.model_card import cell, fact_table, place_words, render_card
 from headway.telemetry.record import dig
 
 #: What the card of every version names, whether it is known or not.
@@ -69,15 +69,15 @@ def _lines(version: ModelVersion) -> Iterator[str]:
         yield UNKNOWN
         return
     yield from ["| task | metric | value |", "|---|---|---|"]
-    yield from (f"| {task} | {metric} | {value:.4g} |" for task, metric, value in rows)
+    yield from (f"| {cell(task)} | {cell(metric)} | {value:.4g} |" for task, metric, value in rows)
 
 
 def _origin(version: ModelVersion) -> str:
     source = version.source
     if source.get("kind") == "run":
-        return f"Trained by Headway in the run `{source.get('run')}`."
+        return f"Trained by Headway in the run `{cell(source.get('run'))}`."
     if source.get("kind") == "hub":
-        return f"A copy of `{source.get('repository')}` at commit `{source.get('commit')}`."
+        return f"A copy of `{cell(source.get('repository'))}` at commit `{cell(source.get('commit'))}`."
     return "Registered from a folder."
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
+from headway.core.files.scratch import scratch_folder
 from headway.core.hub import HUB, is_on_hub
-from headway.models.hub.push import Upload, push
+from headway.models.hub.push import Upload
 from headway.models.mlflow_model import RegisteredModel, log_model, register_model
-from headway.models.versions import ModelVersion
+from headway.models.versions import ModelVersion, ResolvedVersion
 from headway.registry.card import version_card
+from headway.registry.pull import pull_to
 
 MLFLOW = "mlflow:"
 #: The experiment whose runs stand for versions.
@@ -44,23 +46,13 @@ def hub_upload(version: ModelVersion, folder: Path, target: str) -> Upload:
     return Upload.of(folder, repository, version_card(version, repository.rpartition("/")[2]))
 
 
-def send_to_hub(upload: Upload, *, private: bool) -> str:
-    """Send a version to the Hub, and return the address of the commit.
-
-    Raises:
-        ConfigError: As `push`.
-    """
-    return push(upload, private=private)
-
-
-def send_to_mlflow(version: ModelVersion, folder: Path, name: str, alias: str | None) -> str:
+def send_to_mlflow(found: ResolvedVersion, name: str, alias: str | None) -> str:
     """Send a version to a registered model of MLflow, and return its address there.
 
     A run of the experiment `headway-registry` stands for the version; a second call finds it and adds nothing.
 
     Args:
-        version: The version.
-        folder: Its files.
+        found: The version.
         name: Of the registered model.
         alias: Points to the version then; None changes no alias.
 
@@ -70,11 +62,11 @@ def send_to_mlflow(version: ModelVersion, folder: Path, name: str, alias: str | 
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError("the MLflow server is not known", where="MLFLOW_TRACKING_URI", fix="export it with the URL")
-    client = _client(uri)
+    version = found.version
     try:
+        client = _client(uri)
         run = _run_of(client, version)
-        outputs = run.outputs.model_outputs if run.outputs else []
-        model_id = outputs[0].model_id if outputs else log_model(client, run, folder, _step(version.source))
+        model_id = _logged(client, run, found)
         tags = {_VERSION_TAG: str(version), _MANIFEST_TAG: version.sha256}
         wanted = RegisteredModel(name, alias, f"models:/{model_id}", version_card(version, name), tags)
         number = register_model(client, run, wanted, model_id)
@@ -86,6 +78,16 @@ def send_to_mlflow(version: ModelVersion, folder: Path, name: str, alias: str | 
         fix = "check MLFLOW_TRACKING_URI and its credentials; then run the same command again"
         raise ConfigError(f"MLflow does not take the version: {words}", where=redact(uri), fix=fix) from error
     return f"models:/{name}/{number}"
+
+
+def _logged(client: Any, run: Any, found: ResolvedVersion) -> str:
+    """Return the id of the logged model of a run, which is made if there is none, from a verified copy."""
+    outputs = run.outputs.model_outputs if run.outputs else []
+    if outputs:
+        return str(outputs[0].model_id)
+    with scratch_folder("headway-mirror-") as scratch:
+        folder = pull_to(found, scratch / "model")
+        return log_model(client, run, folder, _step(found.version.source))
 
 
 def _step(source: Mapping[str, Any]) -> int:

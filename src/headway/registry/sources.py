@@ -15,7 +15,7 @@ from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.foreign import as_number, read_json_object, read_text
 from headway.core.files.scratch import scratch_folder
-from headway.core.hub import is_on_hub, split_hub_name
+from headway.core.hub import is_on_hub, snapshot, split_hub_name
 from headway.models.hub.folder import is_adapter, open_folder, pinned_source
 from headway.models.hub.push import CARD
 from headway.run.directory.ledger_proof import LedgerProof, prove
@@ -69,6 +69,7 @@ def gathered(model: str, options: ExportOptions) -> Iterator[Gathered]:
         pinned = str(pinned_source(model))
         name, commit = split_hub_name(pinned)
         folder = open_folder(pinned)
+        snapshot(pinned, [CARD])
         yield _of_folder(folder, {"kind": "hub", "repository": name, "commit": commit})
         return
     path = Path(model)
@@ -168,7 +169,10 @@ def data_evidence(run: Run) -> dict[str, Any]:
         found["inputs_sha256"] = manifest.get("inputs_sha256")
         found["split"] = manifest.get("split")
     store = run.get("data.store")
-    return {**found, "store": store} if isinstance(store, str) else found
+    if isinstance(store, str):
+        # A relative path is relative to the folder in which the run was started.
+        found["store"] = str(Path(as_text(run.facts.get("folder")) or "", store))
+    return found
 
 
 def metrics_at(run: Run, step: int) -> dict[str, float]:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.core.audit import AUDIT_FILE
 from headway.core.errors import HeadwayError
 from headway.core.format import printable
 from headway.models.versions import AliasChange, ModelVersion, Registry
 from headway.models.versions.records import number_of
 from headway.models.versions.registry import ALIASES, FILES, VERSIONS
 from headway.models.versions.resolve import problems_of
+from headway.registry.who import audit_problems
 
 _LEFT = "no version has these files: a registration was killed, or is under way; the same command completes it"
 
@@ -61,6 +63,8 @@ def verify_model(
             yield Finding("damage", str(before), "its manifest is not the one that the next version followed")
     for alias in registry.aliases(name):
         yield from _alias_findings(registry, name, alias, known)
+    for what in audit_problems(registry, name):
+        yield Finding("damage", f"{name}/{AUDIT_FILE}", what)
     yield from _strays(registry, name, {version.fingerprint for version in known.values()})
 
 

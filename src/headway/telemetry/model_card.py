@@ -49,7 +49,7 @@ def render_card(title: str, header: Mapping[str, Any], lines: Iterable[str]) -> 
 
 def fact_table(facts: Iterable[Sequence[Any]]) -> list[str]:
     """Return the lines of a table of titles and values."""
-    return ["| | |", "|---|---|", *(f"| {_cell(title)} | {_cell(value)} |" for title, value in facts)]
+    return ["| | |", "|---|---|", *(f"| {cell(title)} | {cell(value)} |" for title, value in facts)]
 
 
 def card_facts(run: Run, step: int) -> list[tuple[str, Any]]:
@@ -92,5 +92,6 @@ def place_words(base: str) -> str:
     return f"`{base.removeprefix(HUB)}`" if is_on_hub(base) else f"`{base.rstrip('/').rpartition('/')[2]}`"
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as it stands in a line or a cell of a table, whatever is in it."""
     return " ".join(str(value).split()).replace("|", "\\|")

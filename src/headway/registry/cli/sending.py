@@ -86,28 +86,28 @@ def push(
     headway registry push my-model@3 mlflow:my-model --alias champion
     """
     from headway.core.format import format_bytes
+    from headway.models.hub.push import push as send
     from headway.models.versions import local_folder, resolve
-    from headway.registry.mirrors import MLFLOW, check_target, hub_upload, send_to_hub, send_to_mlflow
+    from headway.registry.mirrors import MLFLOW, check_target, hub_upload, send_to_mlflow
     from headway.registry.who import audit
 
     check_target(target)
     found = resolve(version, open_named(place, option))
-    path = local_folder(found)
     if target.startswith(MLFLOW):
         name = target.removeprefix(MLFLOW)
         if dry_run:
             notice(f"nothing was sent; {found.version} would become a version of {name}")
             return
-        address = send_to_mlflow(found.version, path, name, alias)
+        address = send_to_mlflow(found, name, alias)
     else:
         if alias is not None:
             warning("the Hub has no aliases: --alias has no effect")
-        upload = hub_upload(found.version, path, target)
+        upload = hub_upload(found.version, local_folder(found), target)
         sizes = sorted(upload.sizes.items())
         print_table(["File", "Size"], [[name, format_bytes(size)] for name, size in sizes], numeric=(1,))
         if dry_run:
             notice(f"nothing was sent to {target}")
             return
-        address = send_to_hub(upload, private=private)
+        address = send(upload, private=private)
     audit(found.registry, found.version.name, "registry push", version=found.number, target=target)
     notice(f"sent to {address}")

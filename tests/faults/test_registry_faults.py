@@ -1,0 +1,136 @@
+"""A registry whose writers are killed: nothing is half registered, no number is given twice, the command completes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headway.models.versions import Registry, local_folder, open_registry, resolve
+from headway.registry.aliases import next_change, put_change
+from headway.registry.verify import verify_model
+from object_storage import S3Server
+from support import headway, start_headway
+from support_registry import add, write_model
+from waits import LONG
+
+
+@pytest.fixture(params=["disk", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A folder, or the URL of a place in an object store."""
+    if request.param == "disk":
+        yield str(tmp_path / "registry")
+        return
+    server: S3Server = request.getfixturevalue("s3")
+    yield f"{server.url}/{tmp_path.name}-{random.randbytes(4).hex()}"
+
+
+@pytest.mark.parametrize("fault", ["kill@registry.file", "kill@registry.file:3", "kill@registry.version"])
+def test_a_killed_registration_is_invisible_and_completed(tmp_path: Path, fault: str) -> None:
+    place = str(tmp_path / "registry")
+    words = ["registry", "add", str(write_model(tmp_path / "model")), "--name", "model", "--registry", place]
+    assert headway(*words, faults=fault).returncode == -signal.SIGKILL
+    registry = open_registry(place)
+    assert registry.numbers("model") == [] and registry.newest("model") is None
+    assert [finding.kind for finding in verify_model(registry, "model")] == ["leftover"]
+    listed = headway("registry", "verify", "--registry", place)
+    assert listed.returncode == 0 and "leftover" in listed.stdout
+    assert headway(*words).returncode == 0
+    assert registry.numbers("model") == [1] and list(verify_model(registry, "model")) == []
+    assert headway(*words).returncode == 0
+    assert registry.numbers("model") == [1]
+
+
+def test_a_full_disk_registers_nothing(tmp_path: Path) -> None:
+    words = [
+        "registry",
+        "add",
+        str(write_model(tmp_path / "model")),
+        "--name",
+        "model",
+        "--registry",
+        str(tmp_path / "r"),
+    ]
+    done = headway(*words, faults="enospc@registry.version")
+    assert done.returncode != 0 and "error:" in done.stderr and "Traceback" not in done.stderr
+    assert open_registry(tmp_path / "r").numbers("model") == []
+
+
+def test_an_alias_is_changed_whole_or_not_at_all(tmp_path: Path) -> None:
+    registry = open_registry(tmp_path / "registry")
+    add(registry, write_model(tmp_path / "a", 1))
+    add(registry, write_model(tmp_path / "b", 2))
+    put_change(registry, next_change(None, "model", "candidate", registry.required("model", 1)))
+    words = ["registry", "alias", "model@2", "candidate", "--registry", str(tmp_path / "registry")]
+    assert headway(*words, faults="kill@registry.alias").returncode == -signal.SIGKILL
+    assert resolve("model@candidate", registry).number == 1
+    assert headway(*words).returncode == 0
+    assert resolve("model@candidate", registry).number == 2
+
+
+def _check(registry: Registry, most: int) -> None:
+    """Whatever was killed: what is visible is whole, and numbers are without gaps."""
+    findings = list(verify_model(registry, "model"))
+    assert all(finding.kind == "leftover" for finding in findings), findings
+    numbers = registry.numbers("model")
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) <= most
+    change = registry.present("model", "candidate")
+    assert change is None or local_folder(resolve("model@candidate", registry)).is_dir()
+
+
+def _killed_at_random(place: str, folder: Path, kills: int) -> None:
+    """Kill the commands `add` and `alias` in turn, check, and let the same commands complete."""
+    draw, registry = random.Random(50), open_registry(place)
+    took = {}
+    for number in range(1, kills // 2 + 2):
+        model = write_model(folder / f"model-{number}", number, **{"merges.txt": draw.randbytes(3_000_000)})
+        commands = {
+            "add": ["registry", "add", str(model), "--name", "model", "--registry", place],
+            "alias": ["registry", "alias", f"model@{number}", "candidate", "--registry", place],
+        }
+        for verb, words in commands.items():
+            if verb in took:
+                process = start_headway(*words)
+                time.sleep(draw.uniform(0.0, 1.1 * took[verb]))
+                if process.poll() is None:
+                    os.kill(process.pid, signal.SIGKILL)
+                process.wait(LONG)
+                _check(registry, number)
+            began = time.monotonic()
+            done = start_headway(*words)
+            assert done.wait(LONG) == 0
+            took[verb] = time.monotonic() - began
+            _check(registry, number)
+        assert registry.numbers("model")[-1] == number == resolve("model@candidate", registry).number
+    assert list(verify_model(registry, "model")) == [], "the same commands have completed everything"
+
+
+def test_a_registry_survives_kills_at_some_moments(tmp_path: Path) -> None:
+    _killed_at_random(str(tmp_path / "registry"), tmp_path, kills=6)
+
+
+@pytest.mark.slow
+def test_a_registry_survives_kills_at_fifty_moments(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _killed_at_random(place, tmp_path, kills=50)
+
+
+def test_processes_at_once_get_different_numbers(tmp_path: Path) -> None:
+    place = str(tmp_path / "registry")
+    models = [write_model(tmp_path / str(seed), seed) for seed in range(4)]
+
+    def run(model: Path) -> int:
+        return headway("registry", "add", str(model), "--name", "model", "--registry", place).returncode
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, models)) == [0] * 4
+    registry = open_registry(place)
+    assert registry.numbers("model") == [1, 2, 3, 4] and list(verify_model(registry, "model")) == []
