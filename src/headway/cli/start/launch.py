@@ -53,6 +53,7 @@ headway launch gpu --on kubernetes --dry-run --out dir launch.image=r/headway
 headway launch gpu --on kubernetes --smoke -y launch.image=registry/headway
 headway launch gpu --on metaflow
 headway launch bench strategies --on slurm --parts 4
+headway launch serve my-model@prod --on kubernetes --registry s3://bucket/registry
 headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
 headway launch wait runs/gpu-1b
@@ -275,7 +276,8 @@ def wait(run: RunArgument) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    from headway.cli.start import launch_bench
+    from headway.cli.start import launch_bench, launch_serve
 
     launch_bench.add_commands(launch)
+    launch_serve.add_commands(launch)
     app.add_typer(launch, name="launch")

@@ -65,7 +65,7 @@ def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]]
         raise combined(problems)
     files = launcher.files(job)
     if dry_run:
-        _show_or_write(files, job.out)
+        show_or_write(files, job.out)
         return
     rows, note = table(job)
     print_table(["LAUNCH", job.name], [["run", str(job.config.run_directory)], ["target", on], *rows])
@@ -78,11 +78,12 @@ def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]]
     _submit(launcher, job, files)
 
 
-def _show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
+def show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
+    """Print the files of a launch, or write them to a folder."""
     from headway.core.console import exact_results, notice, print_text
 
     if out is not None:
-        _write(files, out)
+        write_files(files, out)
         notice(f"wrote {', '.join(str(out / name) for name in files)}")
         return
     with exact_results():
@@ -91,7 +92,8 @@ def _show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
             print_text(f"# {name}\n{text}\n")
 
 
-def _write(files: Mapping[str, str | bytes], folder: Path) -> None:
+def write_files(files: Mapping[str, str | bytes], folder: Path) -> None:
+    """Write the files of a launch into a folder."""
     from headway.command_line import writing
     from headway.core.files.atomic import atomic_write
 
@@ -158,7 +160,7 @@ def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> N
     directory = job.directory
     with only_one(directory, "launch"):
         _check_not_launched(job)
-        _write(files, job.folder)
+        write_files(files, job.folder)
         handle = launcher.submit(job, job.folder)
         write_handle(directory, handle)
     command = suggest("launch" if job.suite is None else "launch bench")

@@ -109,7 +109,7 @@ class KubernetesLauncher:
         found = self._patched(job, groups)
         if kubernetes.time_slicing is not None:
             found[TIME_SLICING] = [time_slicing_object(kubernetes.time_slicing, kubernetes.gpu_resource)]
-        files = {name: _yaml(documents) for name, documents in found.items() if documents}
+        files = {name: yaml_text(documents) for name, documents in found.items() if documents}
         if self._shares_secret(job):
             files[SECRET_PAGE] = _SECRET_PAGE.format(
                 name=secret_name(job), namespace=kubernetes.namespace, key=SECRET, run=job.name
@@ -334,7 +334,7 @@ def _create_secret(job: Job, kubectl: Sequence[str]) -> None:
     if found.strip():
         return
     about = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name)}
-    content = _yaml([{**about, "type": "Opaque", "stringData": {SECRET: secrets.token_hex(32)}}])
+    content = yaml_text([{**about, "type": "Opaque", "stringData": {SECRET: secrets.token_hex(32)}}])
     ask_program([*kubectl, "create", "--filename=-"], stdin=content)
 
 
@@ -380,7 +380,8 @@ def _waiting_for(pod: dict[str, Any]) -> Iterator[str]:
             yield f"{waiting['reason']} {waiting.get('message') or ''}".strip()
 
 
-def _yaml(documents: Sequence[dict[str, Any]]) -> str:
+def yaml_text(documents: Sequence[dict[str, Any]]) -> str:
+    """Return manifests as the text of a file."""
     import yaml
 
     return str(yaml.dump_all(documents, Dumper=_plain_dumper(), sort_keys=False, width=120, allow_unicode=True))

@@ -159,14 +159,14 @@ def pod_template(
                 "env": _environment(job, lead if trains else None),
                 "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secret_names],
                 "ports": _ports(job) if trains else [],
-                "resources": _resources(job, trains),
+                "resources": resources(job, trains),
                 "securityContext": container_security(rdma=trains and kubernetes.rdma is not None),
                 "volumeMounts": [mount for mount, _ in volumes],
             }
         ],
         "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),
     }
-    pod |= _placement(job, trains)
+    pod |= placement(job, trains)
     annotations = {}
     if trains and kubernetes.host_network is not None:
         pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
@@ -205,7 +205,8 @@ def _ports(job: Job) -> list[dict[str, Any]]:
     return found + ([] if metrics is None else [{"name": "metrics", "containerPort": metrics}])
 
 
-def _resources(job: Job, trains: bool) -> dict[str, Any]:
+def resources(job: Job, trains: bool) -> dict[str, Any]:
+    """Return what a container asks for, and its limits; GPUs only where it computes."""
     kubernetes = job.config.launch.kubernetes
     found: dict[str, Any] = {}
     if kubernetes.cpus is not None:
@@ -277,7 +278,8 @@ def tolerations(kubernetes: KubernetesConfig) -> list[dict[str, Any]]:
     ]
 
 
-def _placement(job: Job, trains: bool) -> dict[str, Any]:
+def placement(job: Job, trains: bool) -> dict[str, Any]:
+    """Return where a pod may be placed; the pods of a training also spread or stay together."""
     kubernetes = job.config.launch.kubernetes
     found: dict[str, Any] = {}
     if kubernetes.priority_class is not None:

@@ -29,7 +29,8 @@ READ = {
     "audit show", "audit verify", "tokenizer extend", "runs metrics", "runs show", "runs compare", "report",
     "checkpoints list",
     "checkpoints verify", "checkpoints diff", "ledger", "top", "ui", "track", "track export", "launch status",
-    "launch logs", "launch wait", "models", "eval", "benchmark", "generate", "chat", "cost show", "alerts check",
+    "launch logs", "launch wait", "launch serve",
+    "models", "eval", "benchmark", "generate", "chat", "cost show", "alerts check",
 }  # fmt: skip
 
 

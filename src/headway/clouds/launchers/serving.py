@@ -1,0 +1,328 @@
+"""A server of a model on Kubernetes: a Deployment with its Service, probes and the bounds of its autoscaling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.clouds.launchers.api_server import name_problems, value_problems
+from headway.clouds.launchers.job import Job
+from headway.clouds.launchers.kubernetes import yaml_text
+from headway.clouds.launchers.patches import patched
+from headway.clouds.launchers.pods import (
+    container_security,
+    metadata,
+    placement,
+    pod_security,
+    resources,
+    support_objects,
+    volume_of,
+)
+from headway.clouds.launchers.programs import ask_program, check_context, kubectl_of, try_program
+from headway.core.errors import ConfigError
+from headway.core.hub import is_on_hub
+from headway.core.storage import scheme_of
+from headway.models.versions import is_reference
+
+SUPPORT, SERVE, SECRETS_PAGE = "10-support.yaml", "20-serve.yaml", "secrets.md"
+COMPONENT = "serve"
+#: Port of the container; the Service has 443.
+PORT = 8000
+_KEY_FILE = "api-key"
+_SECRETS = "/etc/headway/secrets"
+_CACHE = "/cache"
+#: Objects beside a run that a server needs too.
+_SHARED = ("Namespace", "ServiceAccount", "PersistentVolumeClaim", "ResourceQuota")
+#: Time in which a model may be fetched and loaded, in looks of ten seconds.
+_LOOKS_AT_START = 180
+#: Between the signal to end and the end of the last reply.
+_DRAIN_SECONDS = 15
+_GRACE_SECONDS = 660
+_METRIC = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)=([0-9]+[mk]?)")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What is served, to whom, and by how many pods."""
+
+    model: str
+    """A version of a registry, a model of the Hub, or a folder on a volume."""
+    registry: str | None
+    least: int
+    most: int
+    key_secret: str
+    """Name of the Secret with the key that clients send, as `api-key`."""
+    tls_secret: str
+    """Name of the Secret of type kubernetes.io/tls with the certificate."""
+    metric: str | None = None
+    """Metric of a pod and its wanted mean, `NAME=8`; the processors' use if None."""
+    options: Sequence[str] = ()
+    """More options of `headway serve`."""
+
+
+def problems(job: Job, served: ServedModel) -> Iterator[ConfigError]:
+    """Yield what is wrong with a server, as far as its settings show it."""
+    launch = job.config.launch
+    yield from name_problems(job, "", is_service=True)
+    yield from value_problems(job)
+    if launch.image is None:
+        yield ConfigError(
+            "Kubernetes needs an image with Headway and its extra serve",
+            where="launch.image",
+            fix="launch.image=registry.example/headway-serve:0.1",
+        )
+    if not 1 <= served.least <= served.most:
+        yield ConfigError(
+            f"{served.least}:{served.most} are no bounds", where="--replicas", fix="--replicas 2, or --replicas 1:4"
+        )
+    if served.metric is not None and not _METRIC.fullmatch(served.metric):
+        yield ConfigError(
+            f"'{served.metric}' is no metric with a value",
+            where="--scale-on",
+            fix="--scale-on headway_serve_requests_running=8",
+        )
+    if served.most > served.least and served.metric is None and (launch.kubernetes.cpus is None or job.gpus):
+        yield ConfigError(
+            "the use of processors, by which pods are added, is not known or says nothing",
+            where="--replicas, launch.kubernetes.cpus",
+            fix="launch.kubernetes.cpus=8 for pods without a GPU, or --scale-on METRIC=VALUE, or --replicas 2",
+        )
+    yield from _place_problems(job, served)
+
+
+def _place_problems(job: Job, served: ServedModel) -> Iterator[ConfigError]:
+    """Yield a problem if no pod can see the model."""
+    if is_on_hub(served.model):
+        yield ConfigError(
+            "a server does not download models of the Hub: another commit could be served after each restart",
+            where=served.model,
+            fix=f"headway registry add {served.model} --name NAME --registry s3://..., and serve NAME@1",
+        )
+        return
+    registered = is_reference(served.model)
+    place = served.registry if registered else served.model
+    if place is None:
+        fix = "--registry s3://bucket/registry, or a folder on a volume"
+        yield ConfigError("no pod can see the registry of this machine", where="--registry", fix=fix)
+    elif scheme_of(place) is None and volume_of(job, place, writes=False) is None:
+        yield ConfigError(
+            f"no pod can see {place}: it is on no volume",
+            where="--registry" if registered else "MODEL",
+            fix="mount it with launch.kubernetes.volumes=[{claim: models, mount: /models, read_only: true}]",
+        )
+
+
+def files(job: Job, served: ServedModel) -> dict[str, str]:
+    """Return the manifests: what stands beside the server, the server, and how its secrets are made."""
+    support = [one for one in support_objects(job) if one["kind"] in _SHARED]
+    for document in support:
+        labels = document["metadata"].get("labels", {})
+        if "app.kubernetes.io/component" in labels:
+            labels["app.kubernetes.io/component"] = COMPONENT
+    serve = list(_server(job, served))
+    kinds = {(one["kind"], one["metadata"]["name"]) for one in support}
+    documents = patched([*support, *serve], job.config.launch.kubernetes.patch, "launch.kubernetes.patch")
+    beside = [one for one in documents if (one["kind"], one["metadata"]["name"]) in kinds]
+    rest = [one for one in documents if (one["kind"], one["metadata"]["name"]) not in kinds]
+    page = _SECRETS_PAGE.format(
+        name=job.name, namespace=job.config.launch.kubernetes.namespace, key=served.key_secret, tls=served.tls_secret
+    )
+    return {**({SUPPORT: yaml_text(beside)} if beside else {}), SERVE: yaml_text(rest), SECRETS_PAGE: page}
+
+
+def _server(job: Job, served: ServedModel) -> Iterator[dict[str, Any]]:
+    selector = {"matchLabels": metadata(job, component=COMPONENT)["labels"]}
+    about = metadata(job, component=COMPONENT)
+    scales = served.most > served.least
+    yield {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": about,
+        "spec": {
+            # With an autoscaler the number is its own: applying the file again would set it back.
+            **({} if scales else {"replicas": served.least}),
+            "selector": selector,
+            # A new version answers before an old one ends.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            # Longer than a pod may take to load its model.
+            "progressDeadlineSeconds": 10 * _LOOKS_AT_START + 600,
+            "revisionHistoryLimit": 3,
+            "template": _pod(job, served),
+        },
+    }
+    yield {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": about,
+        "spec": {"selector": about["labels"], "ports": [{"name": "https", "port": 443, "targetPort": "https"}]},
+    }
+    if scales:
+        yield _autoscaler(job, served)
+    if served.most > 1:
+        yield {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": about,
+            "spec": {"maxUnavailable": 1, "selector": selector},
+        }
+    if job.config.launch.kubernetes.network_policy:
+        yield _network_policy(job, served)
+
+
+def _pod(job: Job, served: ServedModel) -> dict[str, Any]:
+    launch, kubernetes = job.config.launch, job.config.launch.kubernetes
+    command = ["headway", "serve", served.model, "--host", "0.0.0.0", "--port", str(PORT)]
+    command += ["--tls-cert", f"{_SECRETS}/tls.crt", "--tls-key", f"{_SECRETS}/tls.key"]
+    command += ["--drain-seconds", str(_DRAIN_SECONDS)]
+    if is_reference(served.model) and served.registry is not None:
+        command += ["--registry", served.registry]
+    plain = {"HOME": "/tmp", "XDG_CACHE_HOME": _CACHE, "PYTHONUNBUFFERED": "1", **launch.environment}
+    plain["HEADWAY_API_KEY_FILE"] = f"{_SECRETS}/{_KEY_FILE}"
+    volumes = list(_volumes(job, served))
+    container = {
+        "name": "headway",
+        "image": launch.image,
+        "command": [*command, *served.options],
+        "env": [{"name": name, "value": value} for name, value in plain.items()],
+        "ports": [{"name": "https", "containerPort": PORT}],
+        "resources": resources(job, trains=True),
+        "securityContext": container_security(),
+        "volumeMounts": [mount for mount, _ in volumes],
+        "startupProbe": {**_look("/readyz"), "periodSeconds": 10, "failureThreshold": _LOOKS_AT_START},
+        "readinessProbe": {**_look("/readyz"), "periodSeconds": 5, "failureThreshold": 2},
+        # Much longer than the readiness: a server under load is slow, not dead.
+        "livenessProbe": {**_look("/healthz"), "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
+    }
+    if kubernetes.secret_names:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in kubernetes.secret_names]
+    grace = launch.grace_seconds or _GRACE_SECONDS
+    spec: dict[str, Any] = {
+        "serviceAccountName": kubernetes.service_account or job.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace,
+        "securityContext": pod_security(kubernetes),
+        "containers": [container],
+        "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),
+        **placement(job, trains=False),
+        "topologySpreadConstraints": [_spread(job)],
+    }
+    if kubernetes.pull_secret_names:
+        spec["imagePullSecrets"] = [{"name": name} for name in kubernetes.pull_secret_names]
+    return {"metadata": {"labels": metadata(job, component=COMPONENT)["labels"]}, "spec": spec}
+
+
+def _spread(job: Job) -> dict[str, Any]:
+    """Return the rule by which a lost node takes as few pods as possible with it."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": job.config.launch.kubernetes.spread or "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": metadata(job, component=COMPONENT)["labels"]},
+    }
+
+
+def _look(path: str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": "https", "scheme": "HTTPS"}, "timeoutSeconds": 5}
+
+
+def _volumes(job: Job, served: ServedModel) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield mounts with their volumes: secrets, what the pod may write, and the claims, for reading only."""
+    kubernetes = job.config.launch.kubernetes
+    secrets = [
+        {"secret": {"name": served.key_secret, "items": [{"key": _KEY_FILE, "path": _KEY_FILE}]}},
+        {"secret": {"name": served.tls_secret, "items": [{"key": key, "path": key} for key in ("tls.crt", "tls.key")]}},
+    ]
+    projected = {"name": "secrets", "projected": {"defaultMode": 0o440, "sources": secrets}}
+    yield {"name": "secrets", "mountPath": _SECRETS, "readOnly": True}, projected
+    for name, path in (("cache", _CACHE), ("tmp", "/tmp")):
+        yield {"name": name, "mountPath": path}, {"name": name, "emptyDir": {"sizeLimit": kubernetes.scratch}}
+    memory = {"medium": "Memory", "sizeLimit": kubernetes.shared_memory or "1Gi"}
+    yield {"name": "shm", "mountPath": "/dev/shm"}, {"name": "shm", "emptyDir": memory}
+    for number, volume in enumerate(kubernetes.volumes):
+        name = f"volume-{number}"
+        claim = {"claimName": volume.claim, "readOnly": True}
+        yield (
+            {"name": name, "mountPath": volume.mount, "readOnly": True},
+            {"name": name, "persistentVolumeClaim": claim},
+        )
+
+
+def _autoscaler(job: Job, served: ServedModel) -> dict[str, Any]:
+    about = metadata(job, component=COMPONENT)
+    found = None if served.metric is None else _METRIC.fullmatch(served.metric)
+    metric: dict[str, Any] = {
+        "type": "Resource",
+        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}},
+    }
+    if found is not None:
+        target = {"type": "AverageValue", "averageValue": found[2]}
+        metric = {"type": "Pods", "pods": {"metric": {"name": found[1]}, "target": target}}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": about,
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": job.name},
+            "minReplicas": served.least,
+            "maxReplicas": served.most,
+            "metrics": [metric],
+            # A pod that is removed has to load its model again, so it is not removed for a short pause.
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
+        },
+    }
+
+
+def _network_policy(job: Job, served: ServedModel) -> dict[str, Any]:
+    """Let everything in the cluster reach the port, and the pods only name servers and the registry's store."""
+    kubernetes = job.config.launch.kubernetes
+    names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    outside = [{"port": port, "protocol": "TCP"} for port in kubernetes.egress_ports]
+    about = metadata(job, component=COMPONENT)
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": about,
+        "spec": {
+            "podSelector": {"matchLabels": about["labels"]},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
+            "egress": [{"ports": names}, *([{"ports": outside}] if outside else [])],
+        },
+    }
+
+
+_SECRETS_PAGE = """# The secrets of {name}
+
+The server needs a key that clients send (`Authorization: Bearer KEY`), and a certificate. No file holds them:
+
+    head -c 32 /dev/urandom | base64 | tr -d '\\n' | \\
+        kubectl --namespace {namespace} create secret generic {key} --from-file=api-key=/dev/stdin
+    kubectl --namespace {namespace} create secret tls {tls} --cert=tls.crt --key=tls.key
+
+The certificate is for {name}.{namespace}.svc, or for the name that clients use; cert-manager writes such a secret too.
+"""
+
+
+def apply(job: Job, served: ServedModel, folder: Path) -> None:
+    """Apply the files of a server, whose secrets must exist.
+
+    Raises:
+        ConfigError: a secret is missing, or the API server refuses a file.
+    """
+    kubernetes = job.config.launch.kubernetes
+    check_context(kubernetes.context)
+    kubectl = kubectl_of(kubernetes.context)
+    if (folder / SUPPORT).exists():
+        ask_program([*kubectl, "apply", "--filename", str(folder / SUPPORT)])
+    for name in (served.key_secret, served.tls_secret):
+        if try_program([*kubectl, "get", "secret", name, f"--namespace={kubernetes.namespace}"]).returncode:
+            raise ConfigError(
+                f"there is no secret {name}",
+                where=f"namespace {kubernetes.namespace}",
+                fix=f"{folder / SECRETS_PAGE} says how to make it",
+            )
+    ask_program([*kubectl, "apply", "--filename", str(folder / SERVE)])
