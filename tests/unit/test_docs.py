@@ -20,12 +20,14 @@ from headway.cli.application import application
 from headway.config import Config, load_config
 from headway.config.loading.complaints import known_keys
 from headway.lab.bench.suite import Suite, load_suite
+from headway.lab.tune.settings import load_settings
+from headway.lab.tune.space import parse_space
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 #: Verbs in whose place a word that names none stands for a subcommand: `headway bench SUITE`.
-GROUPS_WITH_A_DEFAULT = {"bench": "run", "prices": "list", "launch": "run"}
+GROUPS_WITH_A_DEFAULT = {"bench": "run", "prices": "list", "launch": "run", "tune": "run"}
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str]]:
@@ -67,10 +69,12 @@ def mappings() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 SUITES = {place: text for place, text, content in mappings() if "strategy" in content}
+SPACES = {place: text for place, text, content in mappings() if "space" in content}
 CONFIGS = {
     place: text
     for place, text, content in mappings()
-    if content.keys() & {"base", *Config.model_fields} and "output_type" not in content and place not in SUITES
+    if content.keys() & {"base", *Config.model_fields} and "output_type" not in content
+    if place not in SUITES and place not in SPACES
 }
 
 
@@ -94,6 +98,16 @@ def test_a_suite_in_docs_is_one(tmp_path: Path) -> None:
     for text in SUITES.values():
         file.write_text(text, encoding="utf-8")
         assert isinstance(load_suite(str(file), []), Suite)
+
+
+def test_a_space_in_docs_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    base = {"optimizer.name": "adamw", "model.dim": 64, "model.heads": 4}
+    for text in SPACES.values():
+        file.write_text(text, encoding="utf-8")
+        settings = load_settings(file, {})
+        assert parse_space(settings.space, settings.constraints, base).ranges
+    assert SPACES
 
 
 def typed() -> Iterator[tuple[str, str]]:

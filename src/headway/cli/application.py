@@ -52,6 +52,7 @@ VERBS = {
     "plan": "lab.cli",
     "profile": "lab.cli",
     "bench": "lab.cli",
+    "tune": "lab.cli",
     "verify": "lab.cli",
     "chaos": "lab.cli",
     "prices": "clouds.cli",

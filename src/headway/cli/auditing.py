@@ -22,7 +22,16 @@ CHANGES = {
 #: Verbs that learn only later which run they change, or share it with functions of Python. Their line is written where
 #: that is known: by `RunDirectory.begin_attempt`, or by the launcher.
 RECORDED_BELOW = frozenset(
-    ("train", "quickstart", "checkpoints restore", "launch run", "launch bench", "launch cancel", "spot")
+    (
+        "train",
+        "quickstart",
+        "checkpoints restore",
+        "checkpoints reseal",
+        "launch run",
+        "launch bench",
+        "launch cancel",
+        "spot",
+    )
 )
 #: Arguments without which a verb changes nothing, and one with which it changes nothing.
 _ONLY_WITH = {"runs tag": ("add", "remove", "note")}

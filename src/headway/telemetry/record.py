@@ -39,6 +39,9 @@ NOT_ENDED = "not ended"
 #: The run has no attempt, or only one that was refused before its first step: the config is wrong.
 NOT_STARTED = "not started"
 
+#: A study of `headway tune` is a folder with this file, and the runs of its trials are in a folder below it.
+STUDY_FILE, STUDY_RUNS = "study.yaml", "runs"
+
 STATES = (RUNNING, FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
 
 #: The end of the year 9999 as Unix seconds, after which Python has no dates.

@@ -143,20 +143,21 @@ def compare(paths: Sequence[Path]) -> Comparison:
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return dotted keys whose values differ between configs, in the order of first appearance."""
-    flats = [_flat(config) for config in configs]
-    keys = dict.fromkeys(key for flat in flats for key in flat)
-    table = {key: [flat.get(key) for flat in flats] for key in keys}
+    flats = [flat(config) for config in configs]
+    keys = dict.fromkeys(key for one in flats for key in one)
+    table = {key: [one.get(key) for one in flats] for key in keys}
     return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, by dotted key."""
+    found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            found.update(flat(value, f"{prefix}{key}."))
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def result_rows(summaries: Sequence[Summary]) -> list[list[str]]:

@@ -121,10 +121,11 @@ class LiveRun:
     Args:
         path: The run directory.
         newest: Read the newest records only; totals then count from there.
+        name: What it is called among other runs; the folder's name when not given.
     """
 
-    def __init__(self, path: Path, *, newest: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, newest: bool = False, name: str | None = None) -> None:
+        self.path, self._name = path, name or path.absolute().name
         self._tail = JsonLinesTail(path / FILE_NAME, NEWEST_BYTES if newest else None)
         self._history = _History()
         self._needs_samples = newest
@@ -191,7 +192,7 @@ class LiveRun:
         known = (as_time(record.get("ended")), as_time(record.get("started")), history.time)
         folder = self.path / "attempts" / f"{number:03d}"
         return Snapshot(
-            name=self.path.absolute().name,
+            name=self._name,
             path=self.path,
             state=state,
             outcome=outcome,

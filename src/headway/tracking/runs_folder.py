@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from headway.core.errors import CheckpointError
-from headway.telemetry.record import NOT_ENDED, RUNNING, is_run
+from headway.telemetry.record import NOT_ENDED, RUNNING, STUDY_FILE, STUDY_RUNS, is_run
 from headway.tracking.live_run import LiveRun, Snapshot
 
 #: How long a run is shown after its last sign of life, once it has ended ...
@@ -17,7 +17,9 @@ _SILENT_SECONDS = 86400.0
 
 
 class RunsFolder:
-    """Follows the run directories directly in a folder; those that appear later too.
+    """Follows the run directories directly in a folder, and those of its studies; those that appear later too.
+
+    A run of a study has the study's name before its own: `my-study/0003`.
 
     Args:
         path: The folder.
@@ -47,10 +49,9 @@ class RunsFolder:
             return [snapshot for name in self._names() if (snapshot := self._look(name, now)) is not None]
 
     def _names(self) -> list[str]:
-        try:
-            names = sorted(path.name for path in self.path.iterdir() if self._is_own(path))
-        except OSError:
-            names = []
+        places = [self.path, *(path / STUDY_RUNS for path in [self.path, *_inside(self.path)] if _is_study(path))]
+        found = (path for place in places for path in _inside(place) if self._is_own(path))
+        names = sorted(str(path.relative_to(self.path)) for path in found)
         for name in self._runs.keys() - set(names):
             del self._runs[name]
         return names
@@ -59,7 +60,7 @@ class RunsFolder:
         """Return whether a path is a run that has no other name in this folder, as a link `latest` would give it."""
         if path.is_symlink() and path.resolve().parent == self.path.resolve():
             return False
-        return path.name in self._runs or is_run(path)
+        return str(path.relative_to(self.path)) in self._runs or is_run(path)
 
     def _look(self, name: str, now: float) -> Snapshot | None:
         """Return a run; None if it ended too long ago. Such a run is read again when a new attempt begins."""
@@ -67,7 +68,10 @@ class RunsFolder:
         changed = _changed(path / "attempts")
         if self._gone.get(name) == changed:
             return None
-        run = self._runs.get(name) or self._runs.setdefault(name, LiveRun(path, newest=self._newest))
+        run = self._runs.get(name)
+        if run is None:
+            shown = name.replace(f"/{STUDY_RUNS}/", "/").removeprefix(f"{STUDY_RUNS}/")
+            run = self._runs[name] = LiveRun(path, newest=self._newest, name=None if shown == path.name else shown)
         state, seen = run.last_sign_of_life()
         if state != RUNNING and seen < now - max(self._ended_seconds, _SILENT_SECONDS if state == NOT_ENDED else 0.0):
             self._gone[name] = changed
@@ -75,6 +79,20 @@ class RunsFolder:
             return None
         self._gone.pop(name, None)
         return run.refresh(now)
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _is_study(path: Path) -> bool:
+    try:
+        return (path / STUDY_FILE).is_file()
+    except OSError:  # a folder without permission
+        return False
 
 
 def _changed(folder: Path) -> int:

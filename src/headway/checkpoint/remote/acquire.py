@@ -11,9 +11,9 @@ from headway.checkpoint.index import REMOTE, CheckpointIndex
 from headway.checkpoint.remote.audit_anchor import anchor_log
 from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import OtherRunError, PlaceOwner, other_run, read_claim
-from headway.checkpoint.remote.tier import RemoteTier, check_same_run
+from headway.checkpoint.remote.tier import RESEALING, RemoteTier, check_same_run
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RunIdentity, run_record
-from headway.core.errors import ConfigError, HeadwayError
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 
 if TYPE_CHECKING:
     from headway.config import RemoteConfig
@@ -45,6 +45,12 @@ def acquire_tier(remote: RemoteConfig, attempt: int, identity: RunIdentity, **op
         CheckpointError: The store cannot be reached.
     """
     tier = find_tier(remote, identity, **options)
+    if tier.objects.read(RESEALING) is not None:
+        raise CheckpointError(
+            "a change of the keys of these checkpoints is not finished, and some have the old key",
+            where=tier.url,
+            fix=f"headway checkpoints reseal {identity.run} with both keys, where it was begun",
+        )
     identity = resolve_identity(tier, identity)
     acquired = tier.acquire(identity.run, attempt, identity)
     anchor_log(remote, identity.run)

@@ -106,7 +106,7 @@ class SealedObjects(Objects):
                 with path.open("rb") as source:
                     seal(source, working, self.key, _base(name))
                 working.flush()
-                found = super().upload(self._sealed_name(name), Path(working.name))
+                found = super().upload(self.sealed_name(name), Path(working.name))
         except OSError as error:
             raise CheckpointError(
                 f"{_base(name)} cannot be encrypted for upload: {error.strerror or error}",
@@ -144,10 +144,10 @@ class SealedObjects(Objects):
         """Return the names that an object may have in the store, the likely one first."""
         if not _is_secret(name):
             return [name]
-        sealed = list(dict.fromkeys([self._sealed_name(name), name + SEALED]))
+        sealed = list(dict.fromkeys([self.sealed_name(name), name + SEALED]))
         return [*sealed, name] if self.seals else [name, *sealed]
 
-    def _sealed_name(self, name: str) -> str:
+    def sealed_name(self, name: str) -> str:
         """Return the name for a new sealed object.
 
         With a plain hash of its content in the name, the operator of the store could test guesses about the content.

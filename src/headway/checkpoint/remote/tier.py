@@ -68,8 +68,11 @@ from headway.core.storage import highest
 _JOURNALS = ".uploads"
 #: The upload journals in the run directory.
 UPLOADS = f"{_JOURNALS}/step-*.jsonl"
-_ASIDE = "manifest.set-aside.json"
+#: The manifest of a checkpoint that was set aside.
+ASIDE = "manifest.set-aside.json"
 _GENERATION = re.compile(r"run-([0-9]{3,})")
+#: Marks a tier whose change of keys is not finished: an attempt with one of the keys would take half of it as damaged.
+RESEALING = "resealing.json"
 #: Key of a manifest's context: the number of the attempt's claim when it began; None without a claim.
 CLAIM = "claim"
 
@@ -264,7 +267,7 @@ class RemoteTier:
     def _has_the_key(self) -> bool:
         """Return whether the key opens any sealed object here, so that one that it does not open is damaged."""
         if not self._key_fits and isinstance(self.objects, SealedObjects):
-            names = (f"{step_name(step)}/{name}" for step in reversed(self.steps()) for name in (MANIFEST, _ASIDE))
+            names = (f"{step_name(step)}/{name}" for step in reversed(self.steps()) for name in (MANIFEST, ASIDE))
             self._key_fits = self.objects.open_one_of(names)
         return self._key_fits
 
@@ -364,9 +367,9 @@ class RemoteTier:
             self.records.send(folder, manifest)
         fault_point("upload.manifest")
         self.assert_owner()
-        if self.objects.stat(f"{name}/{_ASIDE}") is not None:
+        if self.objects.stat(f"{name}/{ASIDE}") is not None:
             warning(f"{self.objects.url_of(name)} replaces the checkpoint that was set aside there")
-            self.objects.remove([f"{name}/{_ASIDE}"])
+            self.objects.remove([f"{name}/{ASIDE}"])
         if self.objects.create(f"{name}/{MANIFEST}", content):
             self._remove_unexpected_objects(manifest)
         else:
@@ -479,7 +482,7 @@ class RemoteTier:
             return False
         with suppress(ValueError):  # a damaged manifest is set aside too
             self.check_same_run(Manifest.parse(content))
-        folder.write(_ASIDE, content)
+        folder.write(ASIDE, content)
         self._remove(folder, MANIFEST)
         return True
 

@@ -1,4 +1,4 @@
-"""`headway checkpoints diff`, `prune`, `copy`, `restore` and `lifecycle`."""
+"""`headway checkpoints diff`, `prune`, `copy`, `restore`, `reseal` and `lifecycle`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from headway.command_line import (
     storage_options,
 )
 from headway.core.console import print_line
-from headway.core.errors import ConfigError
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.format import counted
+from headway.run.directory.reseal import reseal as reseal_run
+from headway.run.directory.run_directory import RunDirectory, command_line
 
 if TYPE_CHECKING:
     from headway.checkpoint.compare import Comparison, TensorDifference
@@ -72,7 +75,6 @@ def prune(
     headway checkpoints prune runs/quickstart --keep 1
     """
     from headway.run.directory.restore import prune as prune_run
-    from headway.run.directory.run_directory import RunDirectory
 
     directory = _run_of(run)
     stay, gone = prune_run(RunDirectory(directory), _rules(directory, keep), dry_run)
@@ -139,7 +141,6 @@ def restore(
     headway checkpoints restore runs/new --from runs/quickstart --step 1000
     """
     from headway.run.directory.restore import restore as restore_run
-    from headway.run.directory.run_directory import RunDirectory, command_line
 
     options = storage_options(option, source)
     found = restore_run(RunDirectory(_run_of(run)), step, source, options, command_line())
@@ -195,6 +196,33 @@ def lifecycle(
     notice(f"it replaces the bucket's rules, so merge what is there; apply it with: {rule.command}")
 
 
+def reseal(run: RunArgument, json: JsonOption = False) -> None:
+    """Change the key that the checkpoints of a run are encrypted or signed with, here and in the remote tier.
+
+    HEADWAY_ENCRYPTION_KEY and HEADWAY_SIGNING_KEY are the present keys, HEADWAY_NEW_ENCRYPTION_KEY and
+    HEADWAY_NEW_SIGNING_KEY the new ones, each also with _FILE. After a kill the same command continues; until it has
+    ended, the run cannot train. Exit code 4 when a checkpoint cannot be opened.
+
+    [bold]Examples[/bold]
+
+    headway checkpoints reseal runs/quickstart
+    """
+    directory = _run_of(run)
+    done = reseal_run(RunDirectory(directory), command_line())
+    if json:
+        print_json({"changed": done.changed, "left": done.left, "failed": [str(error.where) for error in done.failed]})
+    else:
+        for place in done.changed:
+            print_line(f"{place}: has the new key")
+        print_line(f"{counted(len(done.left), 'checkpoint')} had it already, or has none")
+    if done.failed:
+        raise CheckpointError(
+            f"{counted(len(done.failed), 'checkpoint')} could not be opened: {done.failed[0].what}",
+            where=", ".join(str(error.where) for error in done.failed),
+            fix=done.failed[0].fix,
+        )
+
+
 def _run_of(path: Path) -> Path:
     return path.parent if path.name == "checkpoints" else path
 
@@ -202,7 +230,6 @@ def _run_of(path: Path) -> Path:
 def _rules(run: Path, keep: int | None) -> Rules:
     from headway.checkpoint.retention import Rules
     from headway.config import load_resolved
-    from headway.core.errors import CheckpointError
 
     if keep is not None:
         return Rules(keep=keep)
@@ -250,6 +277,6 @@ def _difference_row(difference: TensorDifference, values: bool) -> list[str]:
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to `headway checkpoints`, if they are not there yet."""
     known = {command.callback for command in app.registered_commands}
-    for command in (diff, prune, copy, restore, lifecycle):
+    for command in (diff, prune, copy, restore, reseal, lifecycle):
         if command not in known:
             app.command()(command)

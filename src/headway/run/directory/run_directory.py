@@ -50,6 +50,8 @@ HELD_KEY = "held_seconds"
 _COPIED_SECONDS = 300.0
 #: What a launch leaves in a run directory before the run begins, next to the audit log: its handle, and its files.
 LAUNCH_FILE, LAUNCH_FOLDER = "launch.json", "launch"
+#: Marks a run whose change of keys is not finished.
+RESEALING_FILE = ".resealing"
 #: How long to wait for writer processes of an earlier attempt to finish their checkpoints.
 _WRITERS_SECONDS = 5.0
 
@@ -107,6 +109,12 @@ class RunDirectory:
             CheckpointError: The directory is in use, cannot be written, or is not a run directory.
         """
         self.check_usable()
+        if (self.path / RESEALING_FILE).exists():
+            raise CheckpointError(
+                "a change of the keys of its checkpoints is not finished, and some have the old key",
+                where=str(self.path),
+                fix=f"headway checkpoints reseal {self.path} with both keys",
+            )
         try:
             new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,7 @@ def test_names_of_encrypted_lines_tell_nothing_about_them(
     tier = begin(config, 1)
     with monkeypatch.context() as patch:
         if version != "this":
-            patch.setattr(SealedObjects, "_sealed_name", lambda _, name: name + SEALED)
+            patch.setattr(SealedObjects, "sealed_name", lambda _, name: name + SEALED)
         save(config, tier, 0, 4)
         save(config, tier, 4, 8)
     tier = begin(config, 2)
