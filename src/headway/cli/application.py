@@ -58,6 +58,8 @@ VERBS = {
     "prices": "clouds.cli",
     "cost": "clouds.cli",
     "spot": "clouds.cli",
+    "image": "clouds.cli",
+    "sbom": "clouds.cli",
 }
 
 #: Verbs whose command line contains that of another one.

@@ -125,12 +125,15 @@ def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Pa
 
 def _table(job: Job) -> tuple[list[list[str]], str]:
     """Return what the launch will take, as far as it is known, and why something is not."""
+    from headway.clouds.supply.fit import image_row
     from headway.core.format import UNKNOWN, counted
 
     memory, hours, price, note = _planned(job)
+    launch = job.config.launch
     rows = [
         ["machines", job.machine_range],
         ["GPUs", gpus_text(job)],
+        ["image", image_row(launch.image, job.gpus, launch.accelerator)],
         ["workers", f"{counted(job.config.parallel.workers, 'worker')} a machine"],
         ["memory", memory],
         ["time", hours],

@@ -57,10 +57,12 @@ def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]]
         ConfigError: the launcher or the cluster refuses it; nothing was started then.
     """
     from headway.clouds.launchers.launcher import find_launcher
+    from headway.clouds.supply.fit import image_problems
     from headway.config.checks.contradictions import combined
 
     launcher = find_launcher(on)
-    problems = list(launcher.problems(job))
+    launch = job.config.launch
+    problems = [*launcher.problems(job), *image_problems(launch.image, job.gpus, launch.accelerator)]
     if problems:
         raise combined(problems)
     files = launcher.files(job)

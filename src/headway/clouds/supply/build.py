@@ -1,0 +1,199 @@
+"""Building an image with docker or buildah, whichever is there, from a package index that this machine's pip knows.
+
+What pip is configured with (indexes, folders of packages, certificates) goes into the build as secrets and read-only
+volumes, so credentials of an index are in no layer, no label and no history.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headway.clouds.supply.layout import Image, read_image
+from headway.core.errors import ConfigError, HeadwayError
+from headway.core.files.scratch import scratch_folder
+
+ENGINES = ("docker", "buildah")
+#: pip's settings that say where packages are; others are no business of an image.
+_INDEX_KEYS = ("index-url", "extra-index-url", "find-links", "trusted-host", "no-index", "default-timeout")
+_CA = "/run/secrets/ca"
+_ASK_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """An image to build."""
+
+    name: str
+    """Its tag: `my-lab-train:0.1.0`."""
+    target: str = "train"
+    """Stage of the Dockerfile."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Build arguments."""
+    platform: str | None = None
+    """`linux/amd64` or `linux/arm64`; that of this machine when not given."""
+    context: Path = Path()
+
+
+@dataclass(frozen=True)
+class PackageIndex:
+    """Where pip of this machine takes packages from."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """By pip's own key; several values are separated by blanks or line ends."""
+    certificates: Path | None = None
+    """File of the authorities that it trusts."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of this machine that hold packages, the outermost ones."""
+        words = " ".join(self.settings.get(key, "") for key in ("extra-index-url", "find-links", "index-url")).split()
+        paths = {urlsplit(word).path if word.startswith("file:") else word for word in words if "://" not in word[7:]}
+        return tuple(sorted(path for path in paths if path.startswith("/") and Path(path).exists()))
+
+    def as_text(self) -> str:
+        """Return it as a configuration of pip."""
+        lines = [f"{key} = {' '.join(value.split())}" for key, value in self.settings.items()]
+        if self.certificates is not None:
+            lines.append(f"cert = {_CA}")
+        return "\n".join(["[global]", *lines, ""])
+
+
+def find_engine() -> str:
+    """Return the engine of this machine: docker if its daemon answers, else buildah.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    for name in ENGINES:
+        if shutil.which(name) is None:
+            continue
+        done = _ask([name, "info"])
+        if done is not None and done.returncode == 0:
+            return name
+    raise ConfigError(
+        "there is no engine that builds images", where="PATH", fix="start docker, or: apt-get install buildah runc"
+    )
+
+
+def pip_index(listing: str) -> PackageIndex:
+    """Return the package index that `pip config list` tells of; settings of the environment come last and win."""
+    found: dict[str, str] = {}
+    for line in listing.splitlines():
+        name, _, text = line.partition("=")
+        try:
+            value = str(ast.literal_eval(text))
+        except (ValueError, SyntaxError):
+            continue
+        found[name.rpartition(".")[2]] = value
+    cert = found.get("cert")
+    chosen = {key: found[key] for key in _INDEX_KEYS if key in found}
+    return PackageIndex(chosen, Path(cert) if cert and Path(cert).is_file() else None)
+
+
+def own_index() -> PackageIndex:
+    """Return the package index of this Python's pip; an empty one where there is no pip."""
+    done = _ask([sys.executable, "-m", "pip", "config", "list"])
+    return pip_index(done.stdout) if done is not None and done.returncode == 0 else PackageIndex()
+
+
+def build_command(engine: str, request: ImageRequest, index: PackageIndex, secrets: Mapping[str, Path]) -> list[str]:
+    """Return the command that builds an image.
+
+    Args:
+        engine: One of `ENGINES`.
+        request: The image.
+        index: Its folders are mounted.
+        secrets: Files that the build may read, by their names in the Dockerfile.
+
+    Raises:
+        ConfigError: the engine cannot read folders of this machine.
+    """
+    if engine == "docker":
+        if index.folders:
+            raise ConfigError(
+                f"docker's build cannot read the package folder {index.folders[0]} that pip is configured with",
+                where="pip config list",
+                fix="use an index with a URL, or buildah: headway image build --engine buildah",
+            )
+        command = ["docker", "buildx", "build", "--load"]
+    else:
+        # docker's format knows health checks.
+        command = ["buildah", "build", "--layers", "--format", "docker"]
+        command += [word for folder in index.folders for word in ("--volume", f"{folder}:{folder}:ro")]
+    command += ["--target", request.target, "--tag", request.name]
+    if request.platform is not None:
+        command += ["--platform", request.platform]
+    command += [word for name, file in secrets.items() for word in ("--secret", f"id={name},src={file}")]
+    command += [word for name, value in request.arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    return [*command, str(request.context)]
+
+
+def build_image(engine: str, request: ImageRequest, index: PackageIndex, output: Path) -> Image:
+    """Build an image, and write it to a folder in the OCI layout.
+
+    Args:
+        engine: One of `ENGINES`.
+        request: The image.
+        index: Where it takes packages from.
+        output: The folder; an earlier image in it is replaced.
+
+    Raises:
+        HeadwayError: the engine fails.
+        ConfigError: as `build_command`.
+    """
+    with _secrets(index) as secrets:
+        _run(build_command(engine, request, index, secrets))
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    if engine == "buildah":
+        # Not compressed: sizes are those on a machine's disk, and digests those of the config.
+        _run(["buildah", "push", "--quiet", "--disable-compression", request.name, f"oci:{output}:latest"])
+    else:
+        archive = output / "image.tar"
+        _run(["docker", "save", "--output", str(archive), request.name])
+        with tarfile.open(archive) as tar:
+            tar.extractall(output, filter="data")
+        archive.unlink()
+    return read_image(output)
+
+
+@contextmanager
+def _secrets(index: PackageIndex) -> Iterator[dict[str, Path]]:
+    """Write the configuration of pip to a file that only this user can read, for the time of a build."""
+    if not index.settings and index.certificates is None:
+        yield {}
+        return
+    with scratch_folder("image") as folder:
+        file = folder / "pip.conf"
+        file.touch(mode=0o600)
+        file.write_text(index.as_text(), encoding="utf-8")
+        found = {"pip": file}
+        if index.certificates is not None:
+            found["ca"] = index.certificates
+        yield found
+
+
+def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        raise HeadwayError(
+            f"{' '.join(command[:2])} ended with {done.returncode}; what it said is above",
+            where=command[-1],
+            fix="correct what it names, and run the same command again: finished layers are kept",
+        )
