@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test tests test-all test-parts test-waiting lint unit bench bench-accept fuzz clean
+.PHONY: help setup quickstart test tests test-all test-parts test-waiting lint unit bench bench-accept fuzz \
+	smoke reproduce clean
 
 help:
 	@echo "make setup       create $(VENV) and install Headway with all extras"
@@ -17,6 +18,9 @@ help:
 	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (about 5 minutes)"
 	@echo "make bench-accept  take what is measured now as the ratios to keep"
 	@echo "make fuzz        edit files that others may have written, and read them (FUZZ_SECONDS each, 300)"
+	@echo "make smoke       100 steps of configs/smoke.yaml, and its checkpoint verified"
+	@echo "make reproduce   the same bits twice, and after a kill"
+	@echo "make pipeline    the steps of CI in their order; more of them in pipeline.mk: build, image, scan, pin, chaos"
 	@echo "make clean       remove what the commands above made, except runs and data"
 
 setup: $(VENV)/.ready
@@ -103,6 +107,17 @@ bench-accept: setup
 FUZZ_SECONDS ?= 300
 fuzz: setup
 	cd tests && ../$(BIN)/python -m fuzz $(TARGETS) --seconds $(FUZZ_SECONDS)
+
+# The first steps of CI (pipeline.mk): 100 steps with a checkpoint that verifies, and equal bits twice and after a kill.
+smoke: setup
+	rm -rf runs/smoke
+	$(HEADWAY) train $(SMOKE)
+	$(HEADWAY) checkpoints verify runs/smoke
+
+reproduce: setup
+	$(HEADWAY) verify $(SMOKE)
+
+include pipeline.mk
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -7,6 +7,7 @@ volumes, so credentials of an index are in no layer, no label and no history.
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,11 @@ from headway.core.files.scratch import scratch_folder
 ENGINES = ("docker", "buildah")
 #: pip's settings that say where packages are; others are no business of an image.
 _INDEX_KEYS = ("index-url", "extra-index-url", "find-links", "trusted-host", "no-index", "default-timeout")
+#: Those of them that name places.
+_PLACES = ("index-url", "extra-index-url", "find-links")
 _CA = "/run/secrets/ca"
+#: No folder of an image has this name, so a mount hides nothing.
+_MOUNTS = "/mnt/packages"
 _ASK_SECONDS = 60.0
 
 
@@ -53,15 +58,22 @@ class PackageIndex:
     """File of the authorities that it trusts."""
 
     @property
-    def folders(self) -> tuple[str, ...]:
-        """Folders of this machine that hold packages, the outermost ones."""
-        words = " ".join(self.settings.get(key, "") for key in ("extra-index-url", "find-links", "index-url")).split()
-        paths = {urlsplit(word).path if word.startswith("file:") else word for word in words if "://" not in word[7:]}
-        return tuple(sorted(path for path in paths if path.startswith("/") and Path(path).exists()))
+    def folders(self) -> dict[str, str]:
+        """Folders of this machine that hold packages, each with its place in the build."""
+        words = " ".join(self.settings.get(key, "") for key in _PLACES).split()
+        # The pages of an index link to files beside its folder.
+        given = {str(Path(urlsplit(word).path).parent) if word.startswith("file:") else word for word in words}
+        found = sorted(path for path in given if path.startswith("/") and Path(path).is_dir())
+        return {path: f"{_MOUNTS}/{number}" for number, path in enumerate(found)}
 
     def as_text(self) -> str:
-        """Return it as a configuration of pip."""
-        lines = [f"{key} = {' '.join(value.split())}" for key, value in self.settings.items()]
+        """Return it as a configuration of pip in the build."""
+        lines = []
+        for key, value in self.settings.items():
+            words = value.split()
+            for path, place in self.folders.items() if key in _PLACES else ():
+                words = [re.sub(rf"^(file://)?{re.escape(path)}(?=/|$)", rf"\1{place}", word) for word in words]
+            lines.append(f"{key} = {' '.join(words)}")
         if self.certificates is not None:
             lines.append(f"cert = {_CA}")
         return "\n".join(["[global]", *lines, ""])
@@ -120,7 +132,7 @@ def build_command(engine: str, request: ImageRequest, index: PackageIndex, secre
     if engine == "docker":
         if index.folders:
             raise ConfigError(
-                f"docker's build cannot read the package folder {index.folders[0]} that pip is configured with",
+                f"docker's build cannot read the folder of packages {next(iter(index.folders))}, which pip reads",
                 where="pip config list",
                 fix="use an index with a URL, or buildah: headway image build --engine buildah",
             )
@@ -128,7 +140,7 @@ def build_command(engine: str, request: ImageRequest, index: PackageIndex, secre
     else:
         # docker's format knows health checks.
         command = ["buildah", "build", "--layers", "--format", "docker"]
-        command += [word for folder in index.folders for word in ("--volume", f"{folder}:{folder}:ro")]
+        command += [word for pair in index.folders.items() for word in ("--volume", ":".join((*pair, "ro")))]
     command += ["--target", request.target, "--tag", request.name]
     if request.platform is not None:
         command += ["--platform", request.platform]
@@ -155,8 +167,7 @@ def build_image(engine: str, request: ImageRequest, index: PackageIndex, output:
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     if engine == "buildah":
-        # Not compressed: sizes are those on a machine's disk, and digests those of the config.
-        _run(["buildah", "push", "--quiet", "--disable-compression", request.name, f"oci:{output}:latest"])
+        _run(["buildah", "push", "--quiet", request.name, f"oci:{output}:latest"])
     else:
         archive = output / "image.tar"
         _run(["docker", "save", "--output", str(archive), request.name])

@@ -22,7 +22,7 @@ class Layer:
     digest: str
     """SHA-256 of its content, not compressed: equal digests are equal files."""
     size: int
-    """Bytes of its file in the layout."""
+    """Bytes of its file in the layout: buildah compresses it, as a registry does; docker does not."""
     made_by: str
     """The line of the Dockerfile that made it, as the engine recorded it."""
 
