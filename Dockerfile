@@ -52,8 +52,8 @@ RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
     --mount=type=secret,id=pip,target=/run/secrets/pip \
     --mount=type=secret,id=ca,target=/run/secrets/ca \
     PIP_CONFIG_FILE=/run/secrets/pip \
-    pip install --find-links /opt/headway/libraries \
-    --requirement /opt/headway/libraries/requirements.txt --constraint /opt/headway/libraries/constraints.txt
+    pip install --requirement /opt/headway/libraries/requirements.txt \
+    --constraint /opt/headway/libraries/constraints.txt
 
 FROM system AS wheel
 RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
@@ -98,8 +98,8 @@ RUN --mount=type=cache,target=/root/.cache/pip,sharing=locked \
     --mount=type=secret,id=pip,target=/run/secrets/pip \
     --mount=type=secret,id=ca,target=/run/secrets/ca \
     PIP_CONFIG_FILE=/run/secrets/pip \
-    pip install --find-links /opt/headway/libraries \
-    --requirement /opt/headway/libraries/requirements.txt --constraint /opt/headway/libraries/constraints.txt
+    pip install --requirement /opt/headway/libraries/requirements.txt \
+    --constraint /opt/headway/libraries/constraints.txt
 COPY docker/health.py /opt/headway/health.py
 COPY --from=wheel /wheels /opt/headway/wheels
 RUN pip install --no-cache-dir --no-deps --no-index /opt/headway/wheels/*.whl

@@ -37,7 +37,7 @@ export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/build/kernels/inductor
 export TRITON_CACHE_DIR := $(CURDIR)/build/kernels/triton
 endif
 
-.PHONY: pipeline quality build wheel-twice pin pins image image-layers scan image-sbom push sign attest chaos comparison
+.PHONY: pipeline quality build wheel-twice pin pins image image-layers scan image-sbom push sign attest chaos base-run comparison
 
 pipeline:
 	$(MAKE) --no-print-directory smoke
@@ -66,13 +66,15 @@ wheel-twice: build
 chaos: setup
 	$(HEADWAY) chaos $(SMOKE) --kills $(KILLS)
 
-# Curves and ratios of this branch next to those of BASE_REF, both trained here, one after the other.
-comparison: setup
+base-run: setup
 	rm -rf build/base runs/smoke
 	git worktree prune
 	git worktree add --detach build/base $(BASE_REF)
 	cd build/base && PYTHONPATH=src $(abspath $(HEADWAY)) train $(SMOKE)
 	PYTHONPATH=src $(HEADWAY) train $(SMOKE)
+
+# Curves and ratios of this branch next to those of BASE_REF, both trained here, one after the other.
+comparison: base-run
 	$(HEADWAY) compare build/base/runs/smoke runs/smoke --markdown > build/comparison.md
 
 pin: setup

@@ -10,6 +10,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+#: Where the image has the wheels of `vendor/`.
+LIBRARIES = "/opt/headway/libraries"
+
 
 def plain(name: str) -> str:
     """Return the normal form of a name (PEP 503)."""
@@ -36,6 +39,16 @@ def dependencies(project: dict[str, Any], extras: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def vendored(requirement: str, wheels: list[Path]) -> str:
+    """Return a requirement on a wheel in `vendor/` with its file: an index may have another package of that name."""
+    name = re.split(r"[^A-Za-z0-9._-]", requirement)[0]
+    extras = re.search(r"\[[^\]]*\]", requirement)
+    for wheel in wheels:
+        if plain(wheel.name.split("-")[0]) == plain(name):
+            return f"{name}{extras[0] if extras else ''} @ file://{LIBRARIES}/{wheel.name}"
+    return requirement
+
+
 def locked(lock: dict[str, Any]) -> list[str]:
     """Return `name==version` of each package that a lock file has from an index, in one version."""
     versions: dict[str, set[str]] = {}
@@ -51,6 +64,8 @@ def main() -> None:
     wanted = [
         one for one in dependencies(project, sys.argv[1:]) if plain(re.split(r"[^A-Za-z0-9._-]", one)[0]) != "torch"
     ]
+    wheels = sorted(Path("vendor").glob("*.whl"))
+    wanted = [vendored(one, wheels) for one in wanted]
     Path("requirements.txt").write_text("".join(f"{one}\n" for one in wanted), encoding="utf-8")
     lock = Path("uv.lock")
     pins = locked(tomllib.loads(lock.read_text(encoding="utf-8"))) if lock.exists() else []

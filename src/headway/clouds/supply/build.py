@@ -25,6 +25,8 @@ from headway.core.files.scratch import scratch_folder
 ENGINES = ("docker", "buildah")
 #: pip's settings that say where packages are; others are no business of an image.
 _INDEX_KEYS = ("index-url", "extra-index-url", "find-links", "trusted-host", "no-index", "default-timeout")
+#: Kinds of settings as `pip config list` names them, the weakest first.
+_KINDS = ("global.", "install.", ":env:.")
 #: Those of them that name places.
 _PLACES = ("index-url", "extra-index-url", "find-links")
 _CA = "/run/secrets/ca"
@@ -97,9 +99,9 @@ def find_engine() -> str:
 
 
 def pip_index(listing: str) -> PackageIndex:
-    """Return the package index that `pip config list` tells of; settings of the environment come last and win."""
+    """Return the package index that `pip config list` tells of: the last of `_KINDS` that has a setting wins."""
     found: dict[str, str] = {}
-    for line in listing.splitlines():
+    for line in sorted(listing.splitlines(), key=_rank):
         name, _, text = line.partition("=")
         try:
             value = str(ast.literal_eval(text))
@@ -109,6 +111,10 @@ def pip_index(listing: str) -> PackageIndex:
     cert = found.get("cert")
     chosen = {key: found[key] for key in _INDEX_KEYS if key in found}
     return PackageIndex(chosen, Path(cert) if cert and Path(cert).is_file() else None)
+
+
+def _rank(line: str) -> int:
+    return next((rank for rank, kind in enumerate(_KINDS) if line.startswith(kind)), -1)
 
 
 def own_index() -> PackageIndex:

@@ -116,7 +116,7 @@ def installed_closure(requirements: Sequence[str], extras: Sequence[str] = ()) -
         waiting += more
         before = packages[name].requires if name in packages else ()
         requires = tuple(sorted({*before, *(one for one, _ in more)} - {name}))
-        packages[name] = Package(name, found.version, licence_of(_header(str(found.metadata))), requires)
+        packages[name] = Package(name, found.version, licence_of(_header(found.read_text("METADATA") or "")), requires)
     return [packages[name] for name in sorted(packages)]
 
 
