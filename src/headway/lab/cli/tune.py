@@ -29,7 +29,7 @@ study that was stopped or killed.
 
 [bold]A space[/bold]
 
-train.learning_rate: {log: [1e-5, 1e-2]}
+optimizer.learning_rate: {log: [1e-5, 1e-2]}
 model.layers: {choice: [4, 6, 8]}
 
 [bold]Examples[/bold]

@@ -109,9 +109,11 @@ class Journal:
                 self._name = names[0] if names else self._name
             if not names:
                 optuna.create_study(storage=self._disk, study_name=self._name, directions=self._directions)
-        except (ValueError, KeyError, OSError) as error:
+        except Exception as error:  # whatever Optuna makes of a file that is no journal
             raise CheckpointError(
-                f"the journal cannot be read: {error}", where=str(self._path), fix="restore it from a copy"
+                f"the journal cannot be read: {type(error).__name__}: {error}",
+                where=str(self._path),
+                fix="restore it from a copy",
             ) from None
         self._study_id = self._disk.get_study_id_from_name(self._name)
         self._kept: Study = optuna.load_study(study_name=self._name, storage=self._disk)
@@ -192,8 +194,10 @@ class Journal:
             self._read()  # a point that was refused is forgotten, and nothing but the journal counts
             number = len(self.study.get_trials(deepcopy=False))
             self.study.sampler = make_sampler(sampler, seed_of(seed, number, draw), liar)
-            trial = self.study.ask()
-            values = self._space.drawn(_suggesting(trial), base)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # experimental classes, ends that no step reaches
+                trial = self.study.ask()
+                values = self._space.drawn(_suggesting(trial), base)
             if self._space.broken(values, base) is None:
                 self._kept.add_trial(self._memory.get_trial(self._id(number)))
                 return self.record(number)

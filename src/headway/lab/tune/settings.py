@@ -134,7 +134,9 @@ def load_settings(path: Path, options: Mapping[str, Any]) -> StudySettings:
     tree = parse(text, str(path))
     if not isinstance(tree.value, dict):
         raise ConfigError(
-            "a space is a mapping of keys to ranges", where=str(path), fix="train.learning_rate: {log: [1e-5, 1e-2]}"
+            "a space is a mapping of keys to ranges",
+            where=str(path),
+            fix="optimizer.learning_rate: {log: [1e-5, 1e-2]}",
         )
     if "space" not in tree.value:
         tree = Entry({"space": tree}, str(path))

@@ -143,7 +143,7 @@ def parse_space(given: Mapping[str, Any], constraints: Sequence[str], base: Mapp
     """
     if not given:
         raise ConfigError(
-            "there is nothing to search", where="space", fix="train.learning_rate: {log: [1e-5, 1e-2]}, for example"
+            "there is nothing to search", where="space", fix="optimizer.learning_rate: {log: [1e-5, 1e-2]}, for example"
         )
     ranges: list[Range] = []
     for key, value in given.items():

@@ -28,6 +28,8 @@ _MOST_RESTARTS = 3
 _RESERVE_SECONDS = 15.0
 #: Trials in a row that end in an error, after which the study ends: something is wrong with all of them.
 _MOST_FAILURES = 5
+#: Trials that are infeasible, after which the study ends if there was no other one.
+_MOST_INFEASIBLE = 10
 #: Endings that the record of a run shows, whoever started it.
 _ENDED = ("complete", "diverged", "budget", "failed")
 
@@ -95,7 +97,7 @@ class Tuner:
                 self._stop = self._reason_to_stop()
             if self._stop is None:
                 self._fill()
-                if not (self.progress.running or self._preparing):
+                if not (self.progress.running or self._preparing or self._stop):
                     return  # whatever has ended, nothing more is proposed
             elif not self.progress.running:
                 if self._preparing is not None:
@@ -115,6 +117,7 @@ class Tuner:
 
     def _resume(self) -> None:
         """Take up the trials that have not ended; those whose command still runs are watched, the others continue."""
+        (self._study.folder / STOP_FILE).unlink(missing_ok=True)  # a request that came after the end of a study
         self._journal.recover()
         for record in self._journal.records:
             run = self._study.run_of(record.number)
@@ -149,7 +152,7 @@ class Tuner:
 
     def _fill(self) -> None:
         """Start trials until as many run as may."""
-        while self._preparing is None or not self._preparing[2].runs:
+        while self._stop is None and (self._preparing is None or not self._preparing[2].runs):
             if self._preparing is not None:
                 self._finish_preparing(*self._preparing)
                 continue
@@ -329,12 +332,22 @@ class Tuner:
         elif record.state == "infeasible":
             notice(f"trial {record.number}: infeasible: {ending.why}")
         else:
-            why, log = record.notes.get(REASON, ""), self._study.log_of(record.number)
-            warning(f"trial {record.number} has failed: {why}")
-            last = [one for one in self._journal.records if one.has_ended][-_MOST_FAILURES:]
-            if len(last) == _MOST_FAILURES and all(one.state == "failed" for one in last):
-                what = f"{_MOST_FAILURES} trials in a row have failed, the last one: {why}"
-                self._stop = HeadwayError(what, where=str(log), fix="correct the config, and begin with another --dir")
+            warning(f"trial {record.number} has failed: {record.notes.get(REASON, '')}")
+        self._stop = self._stop or self._hopeless(record)
+
+    def _hopeless(self, record: TrialRecord) -> HeadwayError | None:
+        """Return the error of a study whose trials all end in the same way, without a value."""
+        ended = [one.state for one in self._journal.records if one.has_ended]
+        why, log = record.notes.get(REASON, ""), str(self._study.log_of(record.number))
+        fix = "correct the config or the space, and begin with another --dir"
+        if ended[-_MOST_FAILURES:] == ["failed"] * _MOST_FAILURES:
+            return HeadwayError(
+                f"{_MOST_FAILURES} trials in a row have failed, the last one: {why}", where=log, fix=fix
+            )
+        if len(ended) == _MOST_INFEASIBLE and set(ended) == {"infeasible"}:
+            what = f"the first {_MOST_INFEASIBLE} trials are infeasible, the last one: {why}"
+            return ConfigError(what, where=log, fix=fix)
+        return None
 
     def _remove_checkpoints(self) -> None:
         """Remove the checkpoints of trials that have ended and are not among those that are kept."""
