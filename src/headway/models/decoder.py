@@ -30,7 +30,7 @@ from headway.models.layers.attention import (
     packed_positions,
     shared_positions,
 )
-from headway.models.layers.cache import KVCache, MambaState
+from headway.models.layers.cache import KVCache, MambaState, RowCaches
 from headway.models.layers.layer import Layer, make_norm
 from headway.models.layers.mamba import first_mamba_value
 from headway.models.layers.moe import MixtureOfExperts, after_step, take_counts
@@ -283,7 +283,7 @@ class Decoder(nn.Module):
             cache.states[index] = MambaState.empty(self.config, rows, weight.device)
         return cache
 
-    def next_logits(self, ids_BT: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def next_logits(self, ids_BT: torch.Tensor, cache: KVCache | RowCaches) -> torch.Tensor:
         """Compute the logits after ids that continue those in the cache, (B, V).
 
         Only the last position is projected: the logits of a long prompt would be large, and are not needed.
@@ -294,7 +294,7 @@ class Decoder(nn.Module):
         self,
         ids_BT: torch.Tensor,
         targets_BT: torch.Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | RowCaches | None = None,
         documents: PackedDocuments | None = None,
         *,
         stage: range | None = None,
@@ -378,7 +378,7 @@ class Decoder(nn.Module):
     def hidden_states(
         self,
         ids_BT: torch.Tensor,
-        cache: KVCache | None = None,
+        cache: KVCache | RowCaches | None = None,
         documents: PackedDocuments | None = None,
         *,
         counted_BT: torch.Tensor | None = None,
@@ -411,7 +411,7 @@ class Decoder(nn.Module):
         for index in layers:
             x_BTD = self.layers[index](x_BTD, positions[kinds[index]], cache)
         if cache is not None:
-            cache.length += ids_BT.shape[1]
+            cache.advance(ids_BT.shape[1])
         if stage is None or stage.stop == self.shape.layers:
             x_BTD = self.norm(x_BTD)
         return x_BTD
@@ -421,7 +421,7 @@ class Decoder(nn.Module):
         return next(self.parameters())
 
     def _positions(
-        self, kind: str, ids_BT: torch.Tensor, cache: KVCache | None, documents: PackedDocuments | None
+        self, kind: str, ids_BT: torch.Tensor, cache: KVCache | RowCaches | None, documents: PackedDocuments | None
     ) -> Positions:
         """Build the positions for layers of one kind of attention (`headway.config.sections.architecture`)."""
         T, device = ids_BT.shape[1], ids_BT.device
@@ -443,9 +443,13 @@ class Decoder(nn.Module):
                     fix="generate from a checkpoint, with a model whose rows are not shared",
                 )
             return shared_positions(cos, sin, T, self.shared, documents=documents, window=window)
+        if documents is None and isinstance(cache, RowCaches):
+            return cache.positions(cos, sin, ids_BT.shape[0], window)
+        if documents is None and cache is not None:
+            return cache.positions(cos, sin, T, window)
         if documents is None:
-            mask_TS, is_causal = attention_mask(start, T, window, device)
-            return Positions(cos[start : start + T], sin[start : start + T], mask_TS, is_causal)
+            mask_TS, is_causal = attention_mask(0, T, window, device)
+            return Positions(cos[:T], sin[:T], mask_TS, is_causal)
         if cache is not None:
             raise ConfigError(
                 "a key-value cache holds one document per row",

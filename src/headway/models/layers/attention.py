@@ -85,6 +85,8 @@ class Positions(NamedTuple):
     shared: SharedPositions | None = None
     """Set if workers share the positions of a row; `spans` then holds what this worker's queries see."""
     spans: list[Span] | None = None
+    rows: list[Positions] | None = None
+    """Set if each row continues a sequence of its own length (`cache.RowCaches`)."""
 
 
 def attention_mask(

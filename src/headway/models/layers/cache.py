@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from headway.config import ModelConfig
+from headway.models.layers.attention import Positions, attend, attention_mask
 from headway.models.shape import Shape
 
 
@@ -64,3 +66,88 @@ class KVCache:
         self.keys[place, :, self.length : end] = k_BTKH
         self.values[place, :, self.length : end] = v_BTKH
         return self.keys[place, :, :end], self.values[place, :, :end]
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        positions: Positions,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Store a layer's keys and values, and compute attention to all so far (`attention.attend`)."""
+        k, v = self.extend(layer, k, v)
+        return attend(q, k, v, positions, softcap)
+
+    def advance(self, count: int) -> None:
+        """Count positions that all layers have stored."""
+        self.length += count
+
+    def positions(self, cos: torch.Tensor, sin: torch.Tensor, length: int, window: int | None) -> Positions:
+        """Build the positions of the next `length` tokens from the rotary tables."""
+        mask_TS, is_causal = attention_mask(self.length, length, window, cos.device)
+        end = self.length + length
+        return Positions(cos[self.length : end], sin[self.length : end], mask_TS, is_causal)
+
+    def copy(self) -> KVCache:
+        """Copy the positions so far into a cache of its own."""
+        other = object.__new__(KVCache)
+        vars(other).update(vars(self))
+        other.keys = self.keys.clone()
+        other.values = self.values.clone()
+        other.states = dict(self.states)
+        return other
+
+
+class RowCaches:
+    """The caches of sequences of different lengths, each of one row, for one more token of each (Yu et al. 2022).
+
+    Attention is computed row by row, with the calls that each sequence alone would make. Rows of the batch beyond the
+    last cache are padding; their attention is 0.
+    """
+
+    def __init__(self, rows: Sequence[KVCache]) -> None:
+        self.rows = rows
+
+    @property
+    def length(self) -> int:
+        """Positions of the longest sequence."""
+        return max(row.length for row in self.rows)
+
+    @property
+    def capacity(self) -> int:
+        """The length that the longest sequence would have when the first cache is full."""
+        return self.length + min(row.capacity - row.length for row in self.rows)
+
+    def advance(self, count: int) -> None:
+        """Count positions that all layers have stored."""
+        for row in self.rows:
+            row.advance(count)
+
+    def positions(self, cos: torch.Tensor, sin: torch.Tensor, length: int, window: int | None) -> Positions:
+        """Build the positions of the next token of every sequence, and of padding, from the rotary tables."""
+        places = [row.length for row in self.rows]
+        places += [0] * (length - len(places))
+        places_B1 = torch.tensor(places, device=cos.device)[:, None]
+        rows = [row.positions(cos, sin, 1, window) for row in self.rows]
+        return Positions(cos[places_B1], sin[places_B1], rows=rows)
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        positions: Positions,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Store a layer's keys and values of every sequence, and compute the attention of each."""
+        assert positions.rows is not None
+        y = torch.zeros_like(q)
+        for index, (row, place) in enumerate(zip(self.rows, positions.rows, strict=True)):
+            one = slice(index, index + 1)
+            y[one] = row.attend(layer, q[one], k[one], v[one], positions=place, softcap=softcap)
+        return y

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA
 from headway.core.types import Checkpointing, Fusion
 from headway.models.layers.attention import Positions, attend
-from headway.models.layers.cache import KVCache
+from headway.models.layers.cache import KVCache, RowCaches
 from headway.models.layers.mamba import Mamba
 from headway.models.layers.moe import MixtureOfExperts
 from headway.models.layers.rope import rotate
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         sizes = (self.group * self.head_dim, self.head_dim, self.head_dim)
         return _fused(self.qkv, sizes)
 
-    def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | RowCaches | None) -> torch.Tensor:
         B, T, _ = x_BTD.shape
         # -1: the number of key-value groups on this worker.
         qkv = self.qkv(x_BTD).view(B, T, -1, self.group + 2, self.head_dim)
@@ -141,9 +141,11 @@ class Attention(nn.Module):
         if torch.is_grad_enabled() and (self.q_norm is None or self.q_norm.weight.dtype != qkv.dtype):
             # A view would also keep the queries and keys from before the rotation alive; turned keys are no view.
             k, v = k.contiguous(), v.contiguous()
-        if cache is not None:
-            k, v = cache.extend(self.layer, k, v)
-        y_BTD = self.output(attend(q, k, v, positions, self.softcap).flatten(2))
+        if cache is None:
+            y = attend(q, k, v, positions, self.softcap)
+        else:
+            y = cache.attend(self.layer, q, k, v, positions=positions, softcap=self.softcap)
+        y_BTD = self.output(y.flatten(2))
         return F.dropout(y_BTD, self.dropout, self.training)
 
 
@@ -229,7 +231,7 @@ class Layer(nn.Module):
                 self.feed_forward_post_norm = make_norm(config, shape.dim)
         self.activation_checkpointing: Checkpointing = "none"
 
-    def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | RowCaches | None) -> torch.Tensor:
         if self.activation_checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
             return self._compute(x_BTD, positions, cache)
         # torch.compile does not accept a `context_fn` that does nothing.
@@ -241,7 +243,7 @@ class Layer(nn.Module):
                 return recomputed(x_BTD, positions, cache)
         return recomputed(x_BTD, positions, cache)
 
-    def _compute(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | None) -> torch.Tensor:
+    def _compute(self, x_BTD: torch.Tensor, positions: Positions, cache: KVCache | RowCaches | None) -> torch.Tensor:
         if self.mamba is not None:
             y_BTD = self.mamba(_input(x_BTD, self.mamba_norm), positions, cache)
             x_BTD = x_BTD + self._output(y_BTD, None)

@@ -60,7 +60,38 @@ def generate(
     Raises:
         ConfigError: an argument is out of range, or the prompt does not fit the model.
     """
-    length, limit, vocabulary = len(prompt_ids), model.config.max_sequence_length, model.config.vocab_size
+    room = check_generation(
+        model, prompt_ids, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
+    if max_new_tokens > room:
+        limit = model.config.max_sequence_length
+        warning(f"the model has {limit:,} positions: generation ends after {room:,} tokens at the latest")
+    new_tokens = min(max_new_tokens, room)
+    generator = torch.Generator().manual_seed(seed)
+
+    def choose(logits_V: torch.Tensor) -> int:
+        return sample(logits_V[:vocab_size].float().cpu(), temperature, top_p, generator)
+
+    return _generate(model, list(prompt_ids), new_tokens, choose, frozenset(stop_ids))
+
+
+def check_generation(
+    model: Decoder | TransformersModel,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+) -> int:
+    """Check the arguments of `generate`, and return how many tokens the model's positions have room for.
+
+    Raises:
+        ConfigError: an argument is out of range, or the prompt does not fit the model.
+    """
+    length = len(prompt_ids)
+    limit = model.config.max_sequence_length
+    vocabulary = model.config.vocab_size
     assert vocabulary is not None, "the config is complete"
     if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
         raise ConfigError(
@@ -83,15 +114,7 @@ def generate(
             fix="choose numbers within these bounds",
         )
     # The last token is yielded without being fed back, so it needs no position.
-    room = limit - length + 1
-    if max_new_tokens > room:
-        warning(f"the model has {limit:,} positions: generation ends after {room:,} tokens at the latest")
-    new_tokens, generator = min(max_new_tokens, room), torch.Generator().manual_seed(seed)
-
-    def choose(logits_V: torch.Tensor) -> int:
-        return sample(logits_V[:vocab_size].float().cpu(), temperature, top_p, generator)
-
-    return _generate(model, list(prompt_ids), new_tokens, choose, frozenset(stop_ids))
+    return limit - length + 1
 
 
 def _generate(
@@ -133,23 +156,45 @@ def sample(logits_V: torch.Tensor, temperature: float, top_p: float, generator: 
     return int(torch.multinomial(probabilities_V, 1, generator=generator))
 
 
-def stream_text(tokenizer: Decodes, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-    """Decode a stream of token ids into text, in pieces as soon as they are certain.
+class TextStream:
+    """Decodes a stream of token ids into text, in pieces as soon as they are certain.
 
     A token may end inside a character of several bytes; such a piece waits for the tokens that complete it. Every piece
     is decoded together with the one before it, since some tokenizers treat the first token of a text specially.
 
     Args:
-        after: The ids that the stream continues; their text is not yielded.
+        tokenizer: Of the tokens.
+        after: The ids that the stream continues; their text is not returned.
     """
-    seen = list(after)
-    given, start = len(seen), 0
+
+    def __init__(self, tokenizer: Decodes, after: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._seen = list(after)
+        self._given = len(self._seen)
+        self._start = 0
+
+    def push(self, token: int) -> str:
+        """Return the text that a token completes."""
+        self._seen.append(token)
+        before = self._tokenizer.decode(self._seen[self._start : self._given])
+        now = self._tokenizer.decode(self._seen[self._start :])
+        if len(now) <= len(before) or now.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._start = self._given
+        self._given = len(self._seen)
+        return now[len(before) :]
+
+    def end(self) -> str:
+        """Return the text that is left."""
+        before = self._tokenizer.decode(self._seen[self._start : self._given])
+        return self._tokenizer.decode(self._seen[self._start :])[len(before) :]
+
+
+def stream_text(tokenizer: Decodes, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
+    """Decode a stream of token ids into pieces of text; arguments as for `TextStream`."""
+    text = TextStream(tokenizer, after)
     for token in ids:
-        seen.append(token)
-        before, now = tokenizer.decode(seen[start:given]), tokenizer.decode(seen[start:])
-        if len(now) > len(before) and not now.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield now[len(before) :]
-            start, given = given, len(seen)
-    rest = tokenizer.decode(seen[start:])[len(tokenizer.decode(seen[start:given])) :]
-    if rest:
+        if piece := text.push(token):
+            yield piece
+    if rest := text.end():
         yield rest

@@ -262,8 +262,7 @@ def continue_text(
     trained: TrainedModel, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int
 ) -> Iterator[str]:
     """Continue a prompt, in pieces as they are sampled. The prompt begins a new document, even an empty one."""
-    tokenizer, begin = trained.tokenizer, list(trained.begin_of_text.values())
-    ids = begin + tokenizer.encode_batch([prompt])[0] if prompt else begin or [tokenizer.end_of_text_id]
+    ids = prompt_ids(trained, prompt)
     new_ids = continue_ids(
         trained,
         ids,
@@ -273,7 +272,15 @@ def continue_text(
         top_p=top_p,
         seed=seed,
     )
-    return stream_text(tokenizer, new_ids, after=ids)
+    return stream_text(trained.tokenizer, new_ids, after=ids)
+
+
+def prompt_ids(trained: TrainedModel, prompt: str) -> list[int]:
+    """Return the token ids of a prompt that begins a new document, even an empty one."""
+    begin = list(trained.begin_of_text.values())
+    if not prompt:
+        return begin or [trained.tokenizer.end_of_text_id]
+    return begin + trained.tokenizer.encode_batch([prompt])[0]
 
 
 def continue_ids(trained: TrainedModel, ids: list[int], stop_ids: frozenset[int], **sampling: Any) -> Iterator[int]:
