@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import re
 import ssl
@@ -15,14 +14,12 @@ from pathlib import Path
 from socket import AF_INET6
 from socketserver import TCPServer
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from headway.core.errors import ConfigError
+from headway.core.exposure import check_secret, is_this_machine, names_this_machine
 
 #: Environment variable with the token that clients must send as `Authorization: Bearer TOKEN`.
 TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
-#: Shortest token that is accepted.
-_TOKEN_LENGTH = 16
 #: How long a client may take for its request, so that silent clients do not fill the process with threads.
 _CLIENT_SECONDS = 10.0
 _TEXT = "text/plain; charset=utf-8"
@@ -46,20 +43,12 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only processes of this machine can connect."""
-        return self.host == "localhost" or is_loopback(self.host)
+        return is_this_machine(self.host)
 
     @property
     def url(self) -> str:
         """The server's URL without its scheme."""
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an IP address is of the loopback; a name is none."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def parse_address(text: str) -> Address:
@@ -86,14 +75,8 @@ def check_exposure(address: Address, certificate: Path | None, key: Path | None)
     if (certificate is None) != (key is None):
         there = "--tls-cert" if key is None else "--tls-key"
         raise ConfigError("TLS takes a certificate and its key", where=there, fix="--tls-cert FILE --tls-key FILE")
-    if token is not None and len(token) < _TOKEN_LENGTH:
-        raise ConfigError(
-            f"the token has fewer than {_TOKEN_LENGTH} characters", where=TOKEN_VARIABLE, fix="openssl rand -hex 32"
-        )
-    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError(
-            "the token has characters that a request cannot carry", where=TOKEN_VARIABLE, fix="openssl rand -hex 32"
-        )
+    if token is not None:
+        check_secret(token, TOKEN_VARIABLE)
     if not address.is_loopback and (token is None or certificate is None):
         missing = f"{TOKEN_VARIABLE} is not set" if token is None else "there is no certificate"
         alone = f"--serve :{address.port}" if address.verb == "top" else f"--port {address.port}"
@@ -127,17 +110,8 @@ class RunsHandler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def names_this_machine(self) -> bool:
-        """Return whether the request names this machine; all do where others are served, too.
-
-        A page of another site can let a name of its own point here (DNS rebinding), but not choose the Host header.
-        """
-        if not self.server.address.is_loopback:
-            return True
-        try:
-            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        except ValueError:  # brackets that do not close
-            return False
-        return host == "localhost" or is_loopback(host)
+        """Return whether the request names this machine; all do where others are served, too."""
+        return not self.server.address.is_loopback or names_this_machine(self.headers.get("Host", ""))
 
     def has_token(self) -> bool:
         """Return whether the request has the token in its header, or needs none."""
