@@ -49,6 +49,7 @@ VERBS = {
     "compress": "cli.models",
     "push": "cli.models",
     "registry": "registry.cli",
+    "serve": "serve.cli",
     "plan": "lab.cli",
     "profile": "lab.cli",
     "bench": "lab.cli",

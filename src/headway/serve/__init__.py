@@ -1,0 +1,1 @@
+"""Serving trained models with OpenAI's interface: the engine, the front, and experiments between two versions."""

@@ -1,0 +1,109 @@
+"""`headway serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headway.command_line import StepOption, StorageOption, storage_options
+from headway.core.errors import ConfigError, missing_extra
+
+HELP = """Serve a trained model with OpenAI's interface: completions and chat, streamed or whole.
+
+Replies are those of headway generate and headway chat with the same seed, however many are computed at once. Requests
+need a key (HEADWAY_API_KEY or HEADWAY_API_KEY_FILE) where one is set; beyond this machine a key and TLS are required.
+A model that is named by an alias of a registry is followed: another version is loaded beside it and takes over.
+
+[bold]Examples[/bold]
+
+headway serve runs/quickstart
+headway serve my-model@prod --registry s3://bucket/models --port 9000
+HEADWAY_API_KEY_FILE=key.txt headway serve runs/my-chat --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("serve", help=HELP)(serve)
+
+
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Run directory, Hugging Face folder, or NAME@ALIAS of a registry.")
+    ],
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default serves this machine only.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="Name that clients ask for; that of MODEL when not given.", show_default=False)
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER|URL", help="The registry, as for headway registry.", show_default=False),
+    ] = None,
+    option: StorageOption = None,
+    step: StepOption = None,
+    engine: Annotated[
+        Literal["auto", "headway", "vllm"],
+        typer.Option(help="What computes: vLLM where it is installed, else this program."),
+    ] = "auto",
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(help="One more argument of vLLM, as --engine-option=--dtype=bfloat16.", show_default=False),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Most sequences in a step; a power of two.", min=1, max=256)] = 32,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            help="Keep the bits of a sequence alone. --no-exact is faster; then near ties may be drawn otherwise."
+        ),
+    ] = True,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of a reply.", min=1)] = 4096,
+    concurrency: Annotated[int, typer.Option(help="Requests at once; more get 429.", min=1, max=10_000)] = 128,
+    body_bytes: Annotated[int, typer.Option(help="Largest body of a request.", min=1024, max=2**26)] = 4 * 2**20,
+    request_seconds: Annotated[float, typer.Option(help="Longest time of a reply.", min=1)] = 600.0,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Time after SIGTERM in which requests are still taken.", min=0)
+    ] = 5.0,
+    follow_seconds: Annotated[float, typer.Option(help="Time between two looks at an alias.", min=0.1)] = 10.0,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM).", show_default=False)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).", show_default=False)] = None,
+) -> None:
+    """Run `headway serve`."""
+    _check_installed()
+    from headway.serve.front import Limits
+    from headway.serve.run import EngineOptions, ServerOptions, Source, serve_model
+    from headway.serve.server import Place
+
+    if batch & (batch - 1):
+        raise ConfigError(f"{batch} is no power of two", where="--batch", fix="--batch 32")
+    if (tls_cert is None) != (tls_key is None):
+        there = "--tls-cert" if tls_key is None else "--tls-key"
+        raise ConfigError("TLS takes a certificate and its key", where=there, fix="--tls-cert FILE --tls-key FILE")
+    tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
+    source = Source(model, step, registry, storage_options(option, registry), name)
+    options = EngineOptions(engine, batch, exact, max_tokens, tuple(engine_option or ()))
+    server = ServerOptions(
+        Place(host.strip("[]"), port, tls),
+        Limits(concurrency, body_bytes, request_seconds),
+        drain_seconds,
+        follow_seconds,
+    )
+    serve_model(source, options, server)
+
+
+def _check_installed() -> None:
+    """Check that the packages of the extra are installed.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    for package in ("starlette", "uvicorn", "prometheus_client"):
+        try:
+            __import__(package)
+        except ImportError:
+            raise missing_extra(package.replace("_", "-"), "serve", "models are served") from None

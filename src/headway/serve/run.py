@@ -1,0 +1,204 @@
+"""`headway serve`: loads what is named, and answers until it is asked to end."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from headway.core.console import notice
+from headway.core.credentials.keys import key_text
+from headway.core.errors import ConfigError
+from headway.core.exposure import check_secret, is_this_machine
+from headway.models.versions import is_reference, local_folder, open_registry, resolve
+from headway.parallel.world import pick_device
+from headway.serve.backend import Backend
+from headway.serve.engine import Engine
+from headway.serve.front import Front, Limits, request_name
+from headway.serve.metrics import Metrics
+from headway.serve.native import NativeBackend
+from headway.serve.program import ProgramBackend, find_vllm
+from headway.serve.served import Arm, Found, follow_all
+from headway.serve.server import Place, check_certificate, listen, serve
+from headway.training.evaluation.inference import export_trained, load_trained
+
+#: Environment variable with the key that clients must send.
+KEY_VARIABLE = "HEADWAY_API_KEY"
+#: The arm of a server without an experiment.
+_ONLY = "model"
+
+EngineName = Literal["auto", "headway", "vllm"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which model is served."""
+
+    model: str
+    """A path, or a reference to a registry."""
+    step: int | None = None
+    registry: str | None = None
+    storage: Mapping[str, Any] | None = None
+    name: str | None = None
+    """The name that clients ask for."""
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients ask for; that of the model or the folder when not given."""
+        if self.name is not None:
+            return self.name
+        return self.model.partition("@")[0] if is_reference(self.model) else Path(self.model).absolute().name
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What computes, and within which limits."""
+
+    engine: EngineName = "auto"
+    rows: int = 32
+    """The most sequences in a step."""
+    exact: bool = True
+    max_tokens: int = 4096
+    arguments: tuple[str, ...] = ()
+    """More arguments of vLLM."""
+
+    @property
+    def program(self) -> str | None:
+        """The program behind the front; None for the engine of this process.
+
+        Raises:
+            ConfigError: vLLM is wanted, and not installed.
+        """
+        found = None if self.engine == "headway" else find_vllm()
+        if self.engine == "vllm" and found is None:
+            raise ConfigError(
+                "vLLM is not installed", where="--engine vllm", fix="python -m pip install vllm, or --engine headway"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How it is served."""
+
+    place: Place
+    limits: Limits
+    drain_seconds: float = 5.0
+    follow_seconds: float = 10.0
+
+
+def serve_model(source: Source, engine: EngineOptions, options: ServerOptions) -> None:
+    """Serve a model until SIGTERM.
+
+    Raises:
+        ConfigError: it is not there, or would be served to other machines without a key and TLS.
+        CheckpointError: it is damaged.
+    """
+    key = access_key(options.place)
+    if options.place.tls is not None:
+        check_certificate(*options.place.tls)
+    metrics = Metrics()
+    listening = listen(options.place)
+    arm = Arm(_ONLY, finder(source, engine, metrics))
+    arm.load()
+    front = Front(
+        source.served_name,
+        {_ONLY: arm},
+        lambda user: (_ONLY, request_name()),
+        key,
+        options.limits,
+        metrics,
+    )
+    scheme = "http" if options.place.tls is None else "https"
+    host = f"[{options.place.host}]" if ":" in options.place.host else options.place.host
+    notice(f"{arm.backend.label} answers at {scheme}://{host}:{listening.getsockname()[1]}/v1; a page to chat is at /")
+    following = [arm] if is_reference(source.model) else []
+    tasks = partial(follow_all, following, options.follow_seconds, metrics.switched)
+    try:
+        serve(front, options.place, listening, drain_seconds=options.drain_seconds, tasks=tasks)
+    finally:
+        arm.close()
+    notice("every request has been answered")
+
+
+def access_key(place: Place) -> str | None:
+    """Return the key that clients must send; None lets everybody on this machine ask.
+
+    Raises:
+        ConfigError: other machines could ask without a key, or without TLS.
+    """
+    key = key_text(KEY_VARIABLE)
+    if key is not None:
+        check_secret(key, KEY_VARIABLE)
+    if not is_this_machine(place.host) and (key is None or place.tls is None):
+        missing = f"{KEY_VARIABLE} is not set" if key is None else "there is no certificate"
+        raise ConfigError(
+            f"models are served beyond this machine only with a key and TLS: {missing}",
+            where=f"--host {place.host}",
+            fix=f"{KEY_VARIABLE}_FILE=key.txt headway serve ... --host {place.host} --tls-cert FILE --tls-key FILE, or"
+            " leave --host out",
+        )
+    return key
+
+
+def finder(source: Source, engine: EngineOptions, metrics: Metrics) -> partial[Found]:
+    """Return what finds the version of a model."""
+    return partial(_find, source, engine, metrics)
+
+
+def _find(source: Source, engine: EngineOptions, metrics: Metrics) -> Found:
+    if is_reference(source.model):
+        version = resolve(source.model, open_registry(source.registry, source.storage))
+        label = str(version.version)
+        return Found(
+            version.manifest_hash, label, lambda: _load(local_folder(version), source, engine, metrics, label=label)
+        )
+    path = Path(source.model)
+    label = source.served_name if source.step is None else f"{source.served_name} at step {source.step}"
+    return Found(label, label, lambda: _load(path, source, engine, metrics, label=label))
+
+
+def _load(path: Path, source: Source, options: EngineOptions, metrics: Metrics, *, label: str) -> Backend:
+    """Load a model, and return when it can answer."""
+    program = options.program
+    if program is not None:
+        return _load_program(program, path, source, options, label=label)
+    trained = load_trained(path, step=source.step, device=pick_device("auto"))
+    engine = Engine(trained, options.rows, exact=options.exact)
+    engine.start()
+    assert engine.steps is not None
+    ways = ["alone"]
+    if engine.steps.sizes != (1,):
+        ways = sorted(set(engine.steps.ways.values()))
+    notice(f"{label}: batches of up to {engine.steps.sizes[-1]} sequences, matrices multiplied {', '.join(ways)}")
+    return NativeBackend(
+        trained,
+        engine,
+        label,
+        model=source.served_name,
+        max_tokens=options.max_tokens,
+        count=metrics.counted,
+    )
+
+
+def _load_program(program: str, path: Path, source: Source, options: EngineOptions, *, label: str) -> Backend:
+    """Start vLLM on a Hugging Face folder; a run's checkpoint is exported to one first."""
+    owned = None
+    if (path / "checkpoints").is_dir():
+        owned = tempfile.TemporaryDirectory(prefix="headway-serve-")
+        folder = Path(owned.name) / "model"
+        export_trained(load_trained(path, step=source.step), folder)
+        path = folder
+    return ProgramBackend(
+        program,
+        path,
+        label,
+        model=source.served_name,
+        arguments=options.arguments,
+        environment=os.environ,
+        owned=owned,
+    )
