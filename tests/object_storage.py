@@ -116,6 +116,7 @@ class SeaweedFs(S3Server):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.more_identities: list[dict[str, Any]] = []
         self._ports: dict[str, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -144,7 +145,7 @@ class SeaweedFs(S3Server):
         (self._folder / "data").mkdir(exist_ok=True)
         keys = [{"accessKey": self.access_key, "secretKey": self.secret_key}]
         identity = {"name": "test", "credentials": keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-        (self._folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        (self._folder / "s3.json").write_text(json.dumps({"identities": [identity, *self.more_identities]}))
         if not self._ports:
             names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
             self._ports = dict(zip(names, free_ports(8), strict=True))

@@ -58,6 +58,7 @@ headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
 headway launch wait runs/gpu-1b
 headway launch cancel runs/gpu-1b
+headway launch policy gpu --cloud aws > policy.json
 
 Everything else is in the config section launch: account, image, volumes, secrets by name, queues.
 """
@@ -279,8 +280,9 @@ def wait(run: RunArgument) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    from headway.cli.start import launch_bench, launch_serve
+    from headway.cli.start import launch_bench, launch_policy, launch_serve
 
     launch_bench.add_commands(launch)
+    launch_policy.add_commands(launch)
     launch_serve.add_commands(launch)
     app.add_typer(launch, name="launch")

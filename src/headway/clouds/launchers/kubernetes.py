@@ -49,7 +49,7 @@ SUPPORT, PREPARE, TRAIN, SECRET_PAGE, TIME_SLICING = (
 _REMOVAL_SECONDS = 60
 _LOOK_SECONDS = 3.0
 #: Kinds that outlive a run: others use them too, or they hold its data.
-_KEPT = ("Namespace", "PersistentVolumeClaim", "ResourceQuota")
+KEPT_KINDS = ("Namespace", "PersistentVolumeClaim", "ResourceQuota")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,9 @@ class KubernetesLauncher:
         ask_program([*kubectl, *delete], seconds=job.grace_seconds + _REMOVAL_SECONDS)
         ask_program([*kubectl, "apply", "--filename", str(folder / TRAIN)])
         names = [_parse_name(document) for document in _documents(folder / TRAIN)]
-        beside = [_parse_name(document) for document in _documents(folder / SUPPORT) if document["kind"] not in _KEPT]
+        beside = [
+            _parse_name(document) for document in _documents(folder / SUPPORT) if document["kind"] not in KEPT_KINDS
+        ]
         shared = [f"secret/{secret_name(job)}"] if self._shares_secret(job) else []
         # The job goes first: what it needs must outlive its pods.
         details = {
