@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headway.training.figures import Metric
     from headway.training.job import Callback
     from headway.training.own_task import Task
-    from headway.verbs import evaluate, export, generate, prepare
+    from headway.verbs import compare, evaluate, export, generate, prepare
 
 #: The module of each public name. `ray` is a module itself: `headway.ray.fit`.
 _HOMES = {
@@ -39,6 +39,7 @@ _HOMES = {
     "prepare": "headway.verbs",
     "train": "headway.api",
     "evaluate": "headway.verbs",
+    "compare": "headway.verbs",
     "generate": "headway.verbs",
     "export": "headway.verbs",
     "Run": "headway.results",
@@ -57,9 +58,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "load_config", "override", "Config", "prepare", "train", "evaluate", "generate", "export", "Run", "Trainer", "Task",
-    "Metric", "Callback", "HeadwayError", "TokenStore", "OptimizerSpec", "StrategySpec", "Sink", "Launcher",
-    "check_model", "ray",
+    "load_config", "override", "Config", "prepare", "train", "evaluate", "compare", "generate", "export", "Run",
+    "Trainer", "Task", "Metric", "Callback", "HeadwayError", "TokenStore", "OptimizerSpec", "StrategySpec", "Sink",
+    "Launcher", "check_model", "ray",
 ]  # fmt: skip
 
 

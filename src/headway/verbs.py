@@ -1,4 +1,4 @@
-"""What verbs of the command line do, as functions: `prepare`, `evaluate`, `generate`, `export`."""
+"""What verbs of the command line do, as functions: `prepare`, `evaluate`, `compare`, `generate`, `export`."""
 
 from __future__ import annotations
 
@@ -136,6 +136,40 @@ def export(
     written = _path(run) / "export" if folder is None else Path(folder)
     export_trained(load_trained(_path(run), step=step), written, dtype)
     return written
+
+
+def compare(
+    *models: Model,
+    data: str | Path | None = None,
+    documents: int = 10_000,
+    sequence_length: int | None = None,
+    margin: str | None = None,
+) -> dict[str, Any]:
+    """Compare models with the first one on the same documents.
+
+    Args:
+        models: Runs, their directories, Hugging Face folders, or groups of seeds: a folder of runs, or a pattern.
+        data: Text or a token store; the runs' own when not given.
+        documents: Most documents to evaluate.
+        sequence_length: Tokens per row; the shortest of the models' when not given.
+        margin: How much worse a model may be, such as `1%`, for `non_inferior`.
+
+    Returns:
+        `effect`, `interval`, `non_inferior`, and so on, as `headway compare --json` prints them.
+
+    Raises:
+        HeadwayError: with the reason; see its `exit_code`.
+    """
+    from headway.lab.compare.compare import Wanted, as_json
+    from headway.lab.compare.compare import compare as compare_models
+    from headway.lab.compare.evidence import Margin
+
+    least = None if margin is None else Margin.parse(margin)
+    wanted = Wanted(None if data is None else Path(data), documents, sequence_length, least)
+    compared = compare_models([str(_path(model)) for model in models], wanted)
+    if compared.why_not is not None:
+        raise compared.why_not
+    return as_json(compared)
 
 
 def _path(model: Model) -> Path:

@@ -54,6 +54,7 @@ VERBS = {
     "profile": "lab.cli",
     "bench": "lab.cli",
     "tune": "lab.cli",
+    "compare": "lab.cli",
     "verify": "lab.cli",
     "chaos": "lab.cli",
     "prices": "clouds.cli",

@@ -40,6 +40,7 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "runs list": (("runs show RUN", "one of them"), ("ui {folder}", "their curves in a browser")),
     "runs show": (("report {run}", "its curves on a page"), ("chat {run}", "talk to its model")),
     "runs compare": (("ui runs", "their curves in a browser"),),
+    "compare": (("ui runs", "their curves in a browser"),),
     "report": (("chat {run}", "talk to its model"), ("export {run}", "make a folder for transformers")),
     "ledger": (("checkpoints verify {run}", "check the hashes of its checkpoints"),),
     "checkpoints list": (("checkpoints verify {run}", "check their hashes"), ("eval {run} --step STEP", "one of them")),

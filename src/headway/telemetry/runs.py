@@ -1,4 +1,4 @@
-"""Lists of runs in a folder, and comparisons of a few runs."""
+"""Lists of runs in a folder, and what a few runs have recorded, next to each other."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import atomic_write
+from headway.core.errors import CheckpointError
 from headway.core.format import UNKNOWN, format_count, format_seconds
-from headway.telemetry import html
 from headway.telemetry.catalogue import metric
 from headway.telemetry.metrics import NO_VALUES
-from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.record import Run, finished_steps, is_run, open_run
 from headway.telemetry.summary import Summary, loss_text, median, result_text, share_text, summarize, usd_text
 
@@ -128,17 +125,9 @@ class Comparison:
         return names if len(set(names)) == len(names) else [str(run.path) for run in self.runs]
 
 
-def compare(paths: Sequence[Path]) -> Comparison:
-    """Compare two or more run directories.
-
-    Raises:
-        CheckpointError: a path is not a run directory.
-        ConfigError: fewer than two paths were given, or one twice.
-    """
-    if len({path.resolve() for path in paths}) < max(2, len(paths)):
-        raise ConfigError("a comparison needs two or more different runs", fix="headway runs compare RUN RUN...")
-    runs = tuple(open_run(path) for path in paths)
-    return Comparison(runs, tuple(summarize(run) for run in runs), differences([run.config for run in runs]))
+def compare_runs(runs: Sequence[Run]) -> Comparison:
+    """Compare what runs have recorded, and their configs."""
+    return Comparison(tuple(runs), tuple(map(summarize, runs)), differences([run.config for run in runs]))
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -198,29 +187,3 @@ def difference_rows(comparison: Comparison) -> list[list[str]]:
 
 def _value_text(value: Any) -> str:
     return "–" if value is None else str(value)
-
-
-def write_comparison(comparison: Comparison, output: Path) -> Path:
-    """Write the comparison as one page: overlaid loss curves and both tables."""
-    names = comparison.names
-    numeric = range(1, len(names) + 1)
-    curves = dict(zip(names, comparison.runs, strict=True))
-    tokens = {name: run for name, run in curves.items() if run.is_language_model}
-    charts = [overlay_chart(curves, "step"), overlay_chart(tokens, "tokens")]
-    drawn = "".join(f'<div class="charts">{html.figure(chart)}</div>' for chart in charts if chart)
-    changed = difference_rows(comparison)
-    text = html.page(
-        "Comparison of runs · Headway",
-        [
-            html.heading("Comparison of runs", None, ", ".join(names)),
-            drawn or '<p class="muted">None of these runs has recorded a step yet.</p>',
-            html.section("Results", html.table(["", *names], result_rows(comparison.summaries), numeric)),
-            html.section(
-                "What differs in their configs",
-                html.table(["Key", *names], changed) or '<p class="muted">Nothing: the configs are equal.</p>',
-            ),
-        ],
-    )
-    with atomic_write(output, "w") as file:
-        file.write(text)
-    return output

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 from headway.cli.runs import report as report_verb
 from headway.cli.runs import runs as runs_verb
 from headway.command_line import print_json
-from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError
 from headway.telemetry.goodput import goodput_of
+from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.record import open_run
-from headway.telemetry.runs import compare, differences, list_runs, recorded_metrics, write_comparison
+from headway.telemetry.runs import compare_runs, differences, list_runs, recorded_metrics
 
 from .conftest import MakeRun, record, write_metrics
 
@@ -47,7 +48,7 @@ def test_an_empty_folder_and_none(tmp_path: Path) -> None:
 
 
 def test_only_keys_that_differ_are_compared(folder: Path) -> None:
-    comparison = compare([folder / "a", folder / "b"])
+    comparison = compare_runs([open_run(folder / name) for name in ("a", "b")])
     assert comparison.differences == {
         "name": ["a", "b"],
         "data.store": ["data/a", "data/b"],
@@ -61,25 +62,6 @@ def test_differences_see_missing_keys_and_kinds() -> None:
     assert differences([{"a": {"b": 1}}, {"a": None}]) == {"a.b": [1, None]}
 
 
-def test_a_comparison_needs_two_different_runs(folder: Path) -> None:
-    for paths in ([folder / "a"], [folder / "a", folder / "b" / ".." / "a"]):
-        with pytest.raises(ConfigError, match="two or more different runs"):
-            compare(paths)
-
-
-def test_the_page_overlays_the_curves(folder: Path, tmp_path: Path) -> None:
-    text = write_comparison(compare([folder / "a", folder / "b"]), tmp_path / "c.html").read_text()
-    assert text.count('<div class="plot"') == 2 and "optimizer.learning_rate" in text and "0.001" in text
-    assert "var(--series-1)" in text and "http://" not in text.replace("http://www.w3.org", "")
-    assert "src=" not in text and "<link" not in text
-
-
-def test_many_runs_stay_distinct(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = [make_run(f"r{number}") for number in range(10)]
-    text = write_comparison(compare(runs), tmp_path / "c.html").read_text()
-    assert 'class="dashed" style="border-color: var(--series-0)"></i>r8' in text
-
-
 def test_runs_of_one_name_are_told_apart_by_their_paths(make_run: MakeRun, tmp_path: Path) -> None:
     first = make_run("same")
     first.rename(tmp_path / "runs" / "kept")
@@ -87,7 +69,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(make_run: MakeRun, tmp_p
     (tmp_path / "runs" / "kept").rename(tmp_path / "other" / "same")
     write_metrics(first, [record(1, 1)])
     paths = [tmp_path / "other" / "same", first]
-    assert compare(paths).names == [str(path) for path in paths]
+    assert compare_runs(list(map(open_run, paths))).names == [str(path) for path in paths]
 
 
 def invoke(*arguments: str) -> str:
@@ -121,14 +103,6 @@ def test_the_show_command(folder: Path) -> None:
     shown = json.loads(invoke("runs", "show", str(folder / "a"), "--json"))
     assert shown["perplexity"] == pytest.approx(148.41, abs=0.01)
     assert [attempt["outcome"] for attempt in shown["attempt_list"]] == ["died", "finished"]
-
-
-def test_the_compare_command(folder: Path, tmp_path: Path) -> None:
-    paths = [str(folder / "a"), str(folder / "b")]
-    text = invoke("runs", "compare", *paths, "--output", str(tmp_path / "c.html"))
-    assert "optimizer.learning_rate" in text and (tmp_path / "c.html").exists()
-    compared = json.loads(invoke("runs", "compare", *paths, "--json"))
-    assert compared["differences"]["optimizer.learning_rate"] == [3e-4, 1e-3] and len(compared["runs"]) == 2
 
 
 def test_the_report_command(folder: Path) -> None:
@@ -207,3 +181,23 @@ def test_the_metrics_of_a_run_are_listed_with_their_values(tmp_path: Path) -> No
     assert both.exit_code == 2
     with pytest.raises(CheckpointError, match="does not exist"):
         CliRunner().invoke(app, ["runs", "metrics", str(tmp_path / "none")], catch_exceptions=False)
+
+
+def test_a_group_of_runs_is_a_mean_with_a_band(tmp_path: Path) -> None:
+    """Over the steps that all of them have."""
+    runs = []
+    for number, (loss, steps) in enumerate(((1.0, 9), (2.0, 5), (6.0, 7))):
+        records = [record(step, 1, **{"train/loss": loss * step}) for step in range(1, steps + 1)]
+        evaluated = {"step": steps, "attempt": 1, "evaluation/loss": loss}
+        write_metrics(tmp_path / str(number), [*records, evaluated])
+        runs.append(open_run(tmp_path / str(number)))
+    chart = overlay_chart({"seeds": runs, "one": runs[0]}, "step")
+    assert chart is not None and chart.plot is not None
+    assert [entry.label for entry in chart.legend] == ["seeds: mean of 3 runs, lowest to highest", "one"]
+    kinds = [line["kind"] for line in chart.plot["series"]]
+    assert kinds == ["band", "band", "solid", "dots", "solid", "dots"]
+    x, high, low, mean = chart.plot["data"][:4]
+    at = x.index(5)
+    assert (high[at], low[at], mean[at]) == (30.0, 5.0, 15.0) and mean[x.index(9)] is None
+    hours = overlay_chart({"one": runs[0]}, "hours")
+    assert hours is not None and hours.plot is not None and hours.plot["data"][0][-1] == pytest.approx(8 / 3600)

@@ -53,7 +53,16 @@ def simple_evaluate(**given):
     manager, model = given.pop("task_manager"), given.pop("model")
     print(json.dumps({**given, **vars(manager), **vars(model), **seen, "nice": os.nice(0)}))
     results = {"acc,none": 0.25, "acc_stderr,none": "N/A", "ppl,strict": 8.5, "alias": "x", "sample_len": 9}
-    return {"results": dict.fromkeys(given["tasks"], results)}
+    found = {"results": dict.fromkeys(given["tasks"], results)}
+    if given["log_samples"]:
+        of_item = [
+            {"doc_id": n, "filter": "none", "metrics": ["acc", "words"], "acc": n % 2, "words": (1.5, 3)}
+            for n in range(4)
+        ]
+        strict = [{"doc_id": n, "filter": "strict", "metrics": ["ppl"], "ppl": n + 0.5} for n in range(2)]
+        found["samples"] = dict.fromkeys(given["tasks"], of_item + strict)
+        found["higher_is_better"] = dict.fromkeys(given["tasks"], {"acc": True, "ppl": False})
+    return found
 """
 KEEP = "class {}:\n def __init__(self, **given):\n  self.__dict__ = given\n"
 
@@ -111,6 +120,16 @@ def test_the_process_sees_its_device_and_no_network(
     assert (called["limit"], called["num_fewshot"], called["tasks"]) == (7, 2, ["my_task", "known"])
     assert called["include_path"] == [str(stub)] and called["include_defaults"] is True
     assert not output.with_suffix(".order").exists()
+
+
+def test_results_of_every_item_on_request(stub: Path) -> None:
+    """Of the metrics that are means over items: not of a perplexity of words, whose items have two numbers."""
+    found = run_benchmarks(stub / "model", None, BenchmarksConfig(tasks=["known"]), "cpu", items=True)
+    assert found["items"]["known"] == {
+        "metrics": {"acc": {"0": 0.0, "1": 1.0, "2": 0.0, "3": 1.0}, "ppl(strict)": {"0": 0.5, "1": 1.5}},
+        "higher_is_better": {"acc": True, "ppl(strict)": False},
+    }
+    assert "items" not in run_benchmarks(stub / "model", None, BenchmarksConfig(tasks=["known"]), "cpu")
 
 
 def test_a_failure_names_its_reason_and_log(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:

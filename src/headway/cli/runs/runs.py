@@ -1,4 +1,4 @@
-"""`headway runs`: list runs, show one, and compare several."""
+"""`headway runs`: list runs and show one. `headway runs compare` is `headway compare`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, RunArgument, check_folder, print_json, print_table, writing
+from headway.command_line import JsonOption, RunArgument, print_json, print_table, writing
 from headway.core.console import print_line, print_lines
+from headway.lab.cli.compare import HELP as COMPARE_HELP
+from headway.lab.cli.compare import compare
 
 runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
@@ -240,46 +242,6 @@ def tag(
             print_lines(tags.note)
 
 
-@runs.command()
-def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Also write an HTML page with the loss curves to this file."),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Compare runs: results, loss curves, and the config keys in which they differ.
-
-    [bold]Examples[/bold]
-
-    headway runs compare runs/a runs/b --output comparison.html
-    """
-    from headway.core.console import notice
-    from headway.telemetry.runs import compare, difference_rows, result_rows, write_comparison
-
-    check_folder(output)
-    comparison = compare(paths)
-    if output is not None:
-        with writing(output):
-            notice(f"wrote {write_comparison(comparison, output)}")
-    if json:
-        print_json(
-            {
-                "runs": [asdict(summary) for summary in comparison.summaries],
-                "differences": comparison.differences,
-            }
-        )
-        return
-    numeric = range(1, len(paths) + 1)
-    print_table(["RESULT", *comparison.names], result_rows(comparison.summaries), numeric)
-    print_line()
-    if comparison.differences:
-        print_table(["CONFIG", *comparison.names], difference_rows(comparison), numeric)
-    else:
-        print_line("the configs are equal")
-
-
 def _step(step: int, total: int | None) -> str:
     return f"{step:,}/{total:,}" if total else f"{step:,}"
 
@@ -294,4 +256,5 @@ def _known(value: int | None) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
+    runs.command("compare", help=COMPARE_HELP)(compare)
     app.add_typer(runs, name="runs")

@@ -29,7 +29,12 @@ _MOST_WORDS = 500
 
 
 def run_tasks(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
-    """Run lm-eval's tasks on an exported model, and return its results by task and metric."""
+    """Run lm-eval's tasks on an exported model.
+
+    Returns:
+        `results` by task and metric. If that is asked for, also `items`: of each task the metrics by item, and whether
+        higher values are better.
+    """
     from lm_eval import simple_evaluate  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -49,9 +54,26 @@ def run_tasks(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
         limit=order["limit"],
         task_manager=manager,
         bootstrap_iters=0,
-        log_samples=False,
+        log_samples=bool(order["items"]),
     )
-    return {task: _metrics(values) for task, values in found["results"].items()}
+    results = {"results": {task: _metrics(values) for task, values in found["results"].items()}}
+    if order["items"]:
+        better = found["higher_is_better"]
+        results["items"] = {task: _items(samples, better.get(task, {})) for task, samples in found["samples"].items()}
+    return results
+
+
+def _items(samples: list[dict[str, Any]], better: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a task's metrics by item, where a metric is a mean over items."""
+    metrics: dict[str, dict[str, float]] = {}
+    for sample in samples:
+        for name in sample["metrics"]:
+            filtered = sample["filter"]
+            metric = name if filtered == "none" else f"{name}({filtered})"
+            if isinstance(value := sample.get(name), (bool, int, float)):
+                metrics.setdefault(metric, {})[str(sample["doc_id"])] = float(value)
+    known = {metric: better.get(metric.partition("(")[0]) for metric in metrics}
+    return {"metrics": metrics, "higher_is_better": {metric: found is not False for metric, found in known.items()}}
 
 
 def _task_name(path: Path) -> str:
@@ -91,16 +113,16 @@ def main() -> None:
     model, step = Path(order["model"]), order["step"]
     try:
         if (model / "config.json").is_file():
-            results = run_tasks(model, order)
+            found = run_tasks(model, order)
         else:
             place = Path(order["place"]) / "model"
             step = export_run(model, step, place)
-            results = run_tasks(place, order)
+            found = run_tasks(place, order)
     except Exception as error:
         _explain(error, Path(order["failure"]))
         sys.exit(error.exit_code if isinstance(error, HeadwayError) else 1)
     kept = {key: order[key] for key in ("tasks", "limit", "few_shot")}
-    write_json(Path(order["output"]), {"step": step, "results": results, **kept, "lm_eval": version("lm_eval")})
+    write_json(Path(order["output"]), {"step": step, **found, **kept, "lm_eval": version("lm_eval")})
 
 
 def _explain(error: Exception, file: Path) -> None:

@@ -99,7 +99,15 @@ class BenchmarkProcess:
 
     @classmethod
     def start(
-        cls, model: Path, step: int | None, wanted: BenchmarksConfig, output: Path, *, device: str, nice: int = 0
+        cls,
+        model: Path,
+        step: int | None,
+        wanted: BenchmarksConfig,
+        output: Path,
+        *,
+        device: str,
+        nice: int = 0,
+        items: bool = False,
     ) -> BenchmarkProcess:
         """Start benchmarks of a run's checkpoint, or of a Hugging Face folder.
 
@@ -110,6 +118,7 @@ class BenchmarkProcess:
             output: File for the results; its log gets the same name.
             device: `cpu` or `cuda:N`, a GPU as this process counts them.
             nice: By how much its priority is lower.
+            items: Whether the results also hold those of every item.
 
         Raises:
             ConfigError: lm-eval is not installed, or this process has no such GPU.
@@ -121,7 +130,7 @@ class BenchmarkProcess:
         order, log, failure, place = (output.with_suffix(ending) for ending in (_ORDER, _LOG, _FAILURE, _EXPORT))
         settings = wanted.model_dump(mode="json", include={"tasks", "limit", "few_shot", "rows"})
         given = {"model": str(model), "step": step, "output": str(output), "nice": nice, "place": str(place)}
-        given |= {"parent": os.getpid(), "failure": str(failure)}
+        given |= {"parent": os.getpid(), "failure": str(failure), "items": items}
         write_json(order, {**settings, **given, "device": "cpu" if device == "cpu" else "cuda:0"})
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "TOKENIZERS_PARALLELISM": "false"}
         environment |= {} if wanted.download else _OFFLINE
@@ -209,8 +218,10 @@ def _visible_gpu(device: str) -> str:
     return gpus[number]
 
 
-def run_benchmarks(model: Path, step: int | None, wanted: BenchmarksConfig, device: str) -> dict[str, Any]:
-    """Run benchmarks, wait for them, and return their results.
+def run_benchmarks(
+    model: Path, step: int | None, wanted: BenchmarksConfig, device: str, *, items: bool = False
+) -> dict[str, Any]:
+    """Run benchmarks, wait for them, and return their results, with those of every `items` if that is asked for.
 
     Raises:
         ConfigError: lm-eval is not installed.
@@ -219,7 +230,7 @@ def run_benchmarks(model: Path, step: int | None, wanted: BenchmarksConfig, devi
     place = Path(tempfile.mkdtemp(prefix="headway-benchmark-"))
     output, keeps_log = place / "results.json", False
     try:
-        return BenchmarkProcess.start(model, step, wanted, output, device=device).results()
+        return BenchmarkProcess.start(model, step, wanted, output, device=device, items=items).results()
     except HeadwayError:
         keeps_log = output.with_suffix(_LOG).is_file()
         raise

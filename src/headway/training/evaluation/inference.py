@@ -89,7 +89,7 @@ def stops_of_turns(encoder: ChatEncoder | None) -> frozenset[int]:
 
 
 @contextmanager
-def _explain_full_gpu() -> Iterator[None]:
+def explain_full_gpu() -> Iterator[None]:
     """Turn a lack of GPU memory, mostly due to a run that trains there, into an error that names remedies."""
     try:
         yield
@@ -103,7 +103,7 @@ def _explain_full_gpu() -> Iterator[None]:
         ) from error
 
 
-@_explain_full_gpu()
+@explain_full_gpu()
 def load_trained(path: Path, *, step: int | None = None, device: torch.device | None = None) -> TrainedModel:
     """Load a model from a run directory or a Hugging Face folder.
 
@@ -118,16 +118,37 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
         return _from_run(path, step, device)
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         model = _from_folder(path, device)
-        base = base_folder(path)
-        folder = path if has_tokenizer(path) else base  # peft writes an adapter without one
+        folder = _folder_with_tokenizer(path)
         tokenizer = Tokenizer.load(folder)
-        stops = _stop_ids(tokenizer, base)
+        stops = _stop_ids(tokenizer, base_folder(path))
         return TrainedModel(model, tokenizer, folder, tokenizer.begin_of_text(), None, None, stops)
     raise ConfigError(
         "neither a run directory nor a Hugging Face folder",
         where=str(path),
         fix="give a folder with config.yaml and checkpoints/, or one with config.json and safetensors",
     )
+
+
+def load_tokenizer(path: Path, info: CheckpointInfo | None) -> tuple[Tokenizer, Mapping[str, int]]:
+    """Load the tokenizer of a model, without the model, and the tokens that every text begins with.
+
+    Args:
+        path: Run directory or Hugging Face folder.
+        info: The checkpoint of a run; None for a folder.
+
+    Raises:
+        CheckpointError: the run's tokenizer is not there.
+    """
+    if info is None:
+        tokenizer = Tokenizer.load(_folder_with_tokenizer(path))
+        return tokenizer, tokenizer.begin_of_text()
+    _check_is_decoder(path, info)
+    tokenizer = Tokenizer.load(_tokenizer_folder(path, load_resolved(path / "config.yaml").data, info))
+    return tokenizer, tokenizer.saved_begin_of_text()
+
+
+def _folder_with_tokenizer(path: Path) -> Path:
+    return path if has_tokenizer(path) else base_folder(path)  # peft writes an adapter without one
 
 
 def _from_folder(path: Path, device: torch.device) -> Decoder | TransformersModel:
@@ -291,7 +312,7 @@ def continue_ids(trained: TrainedModel, ids: list[int], stop_ids: frozenset[int]
 
 
 def _with_full_gpu_explained(ids: Iterator[int]) -> Iterator[int]:
-    with _explain_full_gpu():
+    with explain_full_gpu():
         yield from ids
 
 
@@ -383,7 +404,7 @@ def _numbers(result: Evaluation) -> dict[str, Any]:
     return {"loss": result.loss, "perplexity": result.perplexity, "tokens": result.items}
 
 
-@_explain_full_gpu()
+@explain_full_gpu()
 def evaluate_model(
     trained: TrainedModel,
     path: Path,

@@ -1,0 +1,1 @@
+"""Comparison of trained models: curves, and the evidence for a difference with its uncertainty."""

@@ -1,0 +1,206 @@
+"""A comparison for people: sentences and tables, on a page with the curves first, in Markdown, or on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headway.core.files.atomic import atomic_write
+from headway.lab.compare.compare import Compared
+from headway.lab.compare.evidence import DIFFERENCES, Difference, Evidence, ItemDifference, Margin
+from headway.telemetry import html
+from headway.telemetry.overlay import overlay_chart
+from headway.telemetry.runs import difference_rows, result_rows
+
+#: Changed config keys that a comment on a pull request lists.
+_MOST_KEYS = 20
+
+
+def verdicts(compared: Compared) -> list[str]:
+    """Return one sentence on each model, or why there is none."""
+    evidence = compared.evidence
+    if evidence is None:
+        return [] if compared.why_not is None else [f"No evidence: {compared.why_not.what}."]
+    baseline = compared.groups[0].name
+    return [_verdict(one, baseline, evidence, compared.wanted.margin) for one in evidence.overall]
+
+
+def _verdict(one: Difference, baseline: str, evidence: Evidence, margin: Margin | None) -> str:
+    estimate, unit = one.absolute, evidence.unit.name
+    interval = f"95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
+    size = f"{abs(estimate.effect):.4f} {unit} ({_percent(abs(one.relative.effect))})"
+    if estimate.effect == 0 == estimate.standard_error:
+        text = f"{one.model} and {baseline} have the same loss on every document."
+    elif one.is_shown:
+        direction = "lower" if estimate.effect < 0 else "higher"
+        text = f"{one.model} has a {direction} loss than {baseline}, by {size}, {interval}."
+    else:
+        share = estimate.detectable / one.baseline_loss
+        text = (
+            f"No difference between {one.model} and {baseline} is shown: {estimate.effect:+.4f} {unit}, {interval}."
+            f" These {evidence.documents:,} documents would show one of {_percent(share)} in 80 % of all cases."
+        )
+    return text if margin is None else f"{text} {_within(one, margin)}"
+
+
+def _within(one: Difference, margin: Margin) -> str:
+    """Say what the interval tells of a margin."""
+    if one.is_non_inferior(margin):
+        return f"It is non-inferior within {margin.text}."
+    low = one.relative.low if margin.is_relative else one.absolute.low
+    if low > margin.amount:
+        return f"It is worse by more than {margin.text}."
+    return f"It is not shown to be non-inferior within {margin.text}: more documents may tell."
+
+
+LOSS_HEADERS = ("Model", "Documents", "Loss", "Difference", "95 % interval", "Relative", "p (Holm)")
+
+
+def loss_rows(differences: Sequence[Difference]) -> list[list[str]]:
+    """Return a row of figures for each difference in loss."""
+    return [
+        [
+            one.model if one.source is None else f"{one.model}, {one.source}",
+            f"{one.absolute.documents:,}",
+            f"{one.loss:.4f}",
+            f"{one.absolute.effect:+.4f}",
+            f"{one.absolute.low:+.4f} to {one.absolute.high:+.4f}",
+            _percent(one.relative.effect, "+"),
+            _p_text(one.corrected_p_value),
+        ]
+        for one in differences
+    ]
+
+
+ITEM_HEADERS = ("Model", "Benchmark", "Items", "Baseline", "Model", "Difference", "95 % interval", "p (Holm)")
+
+
+def item_rows(items: Sequence[ItemDifference]) -> list[list[str]]:
+    """Return a row of figures for each benchmark."""
+    return [
+        [
+            one.model,
+            f"{one.task} {one.metric}" + ("" if one.higher_is_better else " (lower is better)"),
+            f"{one.estimate.documents:,}",
+            f"{one.baseline:.4f}",
+            f"{one.value:.4f}",
+            f"{one.estimate.effect:+.4f}",
+            f"{one.estimate.low:+.4f} to {one.estimate.high:+.4f}",
+            _p_text(one.corrected_p_value),
+        ]
+        for one in items
+    ]
+
+
+def _percent(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign}.2f} %"
+
+
+def _p_text(p_value: float) -> str:
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+def _power_rows(evidence: Evidence) -> list[list[str]]:
+    rows = []
+    for one in evidence.overall:
+        if not one.over_seeds and one.relative.standard_error:
+            needed = [f"{one.relative.documents_for(difference):,}" for difference in DIFFERENCES]
+            rows.append([one.model, _percent(one.absolute.detectable / one.baseline_loss), *needed])
+    return rows
+
+
+def _how(evidence: Evidence, baseline: str) -> list[str]:
+    """Say how the figures were made."""
+    overall = evidence.overall[0]
+    what = f"{evidence.corpus}: {evidence.documents:,} documents, {evidence.tokens:,} tokens."
+    methods = dict.fromkeys(one.absolute.method for one in (*evidence.overall, *evidence.by_source))
+    return [
+        f"Losses are in {evidence.unit.name}; lower is better. {baseline} has {overall.baseline_loss:.4f}.",
+        f"Documents: {what} All models were evaluated on the same ones, and each document counts as a whole, since its"
+        " tokens depend on each other.",
+        *(f"- {method}" for method in methods),
+        *(f"- {note}" for note in evidence.notes),
+        "p-values are corrected for the number of comparisons in their table (Holm 1979).",
+    ]
+
+
+def write_page(compared: Compared, output: Path) -> Path:
+    """Write the comparison as one page: curves, evidence, results, and what differs in the configs."""
+    names = compared.runs.names
+    curves = compared.curves
+    tokens = {name: runs for name, runs in curves.items() if all(run.is_language_model for run in runs)}
+    charts = [overlay_chart(curves, "step"), overlay_chart(tokens, "tokens"), overlay_chart(curves, "hours")]
+    drawn = "".join(f'<div class="charts">{html.figure(chart)}</div>' for chart in charts if chart)
+    numeric = range(1, len(names) + 1)
+    changed = html.table(["Key", *names], difference_rows(compared.runs))
+    text = html.page(
+        "Comparison · Headway",
+        [
+            html.heading("Comparison", None, ", ".join(group.name for group in compared.groups)),
+            html.paragraphs(verdicts(compared)),
+            drawn or '<p class="muted">None of these has recorded a step.</p>',
+            *_evidence_sections(compared),
+            html.section("Results", html.table(["", *names], result_rows(compared.runs.summaries), numeric))
+            if names
+            else "",
+            html.section(
+                "What differs in their configs",
+                changed or '<p class="muted">Nothing: the configs are equal.</p>' if len(names) > 1 else "",
+            ),
+        ],
+    )
+    with atomic_write(output, "w") as file:
+        file.write(text)
+    return output
+
+
+def _evidence_sections(compared: Compared) -> Iterator[str]:
+    evidence, baseline = compared.evidence, compared.groups[0].name
+    if evidence is None:
+        if compared.why_not is not None:
+            yield html.section("Evidence", html.preformatted(compared.why_not.render()))
+        return
+    numbers = range(1, len(LOSS_HEADERS))
+    table = html.table(LOSS_HEADERS, loss_rows(evidence.overall), numbers)
+    yield html.section(
+        f"Loss on held-out documents, against {baseline}", table, html.paragraphs(_how(evidence, baseline))
+    )
+    yield html.section("By source", html.table(LOSS_HEADERS, loss_rows(evidence.by_source), numbers))
+    items = html.table(ITEM_HEADERS, item_rows(evidence.items), range(2, len(ITEM_HEADERS)))
+    yield html.section(f"Benchmarks, item by item, against {baseline}", items)
+    headers = ["Model", "Shown by these", *(_percent(difference) for difference in DIFFERENCES)]
+    rows = _power_rows(evidence)
+    power = html.table(headers, rows, range(1, len(headers)))
+    words = (
+        "Documents like these that show a difference of so much of the loss, in 80 % of all cases, at the 5 % level."
+    )
+    yield html.section("How many documents", html.paragraphs([words]) if rows else "", power)
+
+
+def markdown(compared: Compared) -> str:
+    """Return the comparison for a comment on a pull request."""
+    lines = [f"### Comparison with {_plain(compared.groups[0].name)}", ""]
+    lines += [f"**{_plain(sentence)}**" for sentence in verdicts(compared)]
+    evidence = compared.evidence
+    if evidence is not None:
+        headers = [name.replace("Loss", f"Loss ({evidence.unit.name})") for name in LOSS_HEADERS]
+        lines += ["", *_markdown_table(headers, loss_rows([*evidence.overall, *evidence.by_source]))]
+        if evidence.items:
+            lines += ["", *_markdown_table(ITEM_HEADERS, item_rows(evidence.items))]
+        notes = _how(evidence, compared.groups[0].name)
+        lines += ["", "<details><summary>How this was measured</summary>", "", *map(_plain, notes), "", "</details>"]
+    names, rows = compared.runs.names, difference_rows(compared.runs)
+    if rows and len(names) > 1:
+        more = [] if len(rows) <= _MOST_KEYS else [["…", *[f"{len(rows) - _MOST_KEYS} more"] * len(names)]]
+        lines += ["", *_markdown_table(["Config key", *names], [*rows[:_MOST_KEYS], *more])]
+    return "\n".join(lines)
+
+
+def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [headers, ["---"] * len(headers), *rows]
+    return [f"| {' | '.join(map(_plain, line))} |" for line in lines]
+
+
+def _plain(text: str) -> str:
+    """Return text of which Markdown makes nothing else."""
+    return "".join(f"\\{sign}" if sign in "|`*_<>[]\\" else sign for sign in " ".join(text.split()))
