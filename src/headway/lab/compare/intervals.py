@@ -20,7 +20,8 @@ Floats = NDArray[np.float64]
 #: With fewer documents a resample often repeats a single one, so the interval is Student's t.
 FEWEST_TO_RESAMPLE = 8
 #: Resamples, and draws beyond which fewer resamples are made.
-_RESAMPLES, _LEAST_RESAMPLES, _DRAWS = 9_999, 1_999, 100_000_000
+RESAMPLES = 9_999
+_LEAST_RESAMPLES, _DRAWS = 999, 50_000_000
 #: Draws that are in memory at a time.
 _DRAWS_AT_ONCE = 2_000_000
 #: One tail of a 95 % interval.
@@ -60,7 +61,7 @@ class Estimate:
         return max(2, math.ceil(self.documents * (self.detectable / difference) ** 2))
 
 
-def ratio_interval(differences: Floats, sizes: Floats, seed: int) -> Estimate:
+def ratio_interval(differences: Floats, sizes: Floats, seed: int, most_resamples: int = RESAMPLES) -> Estimate:
     """Estimate the ratio of two sums over documents, with the studentized bootstrap's interval (Efron 1981).
 
     Percentile and BCa intervals cover too little with 20 documents whose losses are skewed. So does the plain
@@ -71,6 +72,7 @@ def ratio_interval(differences: Floats, sizes: Floats, seed: int) -> Estimate:
         differences: Of the losses of two models, summed over each document: (documents,).
         sizes: What each document counts, such as its tokens or bytes: positive, (documents,).
         seed: Of the resamples.
+        most_resamples: Resamples, unless the documents are so many that fewer are made.
 
     Raises:
         ValueError: there are fewer than two documents.
@@ -82,7 +84,7 @@ def ratio_interval(differences: Floats, sizes: Floats, seed: int) -> Estimate:
         return Estimate(effect, effect, effect, 0.0, certain, count, f"all {count:,} documents differ alike")
     if count < FEWEST_TO_RESAMPLE:
         return students_t(effect, error, count - 1, count, f"Student's t over {count} documents")
-    resamples = int(min(_RESAMPLES, max(_LEAST_RESAMPLES, _DRAWS // count)))
+    resamples = min(most_resamples, max(_LEAST_RESAMPLES, _DRAWS // count))
     t = np.sort(_studentized(differences, sizes, resamples, seed))
     widening = math.sqrt(count / (count - 1))
     least = student_quantile(_TAIL, count - 1)
