@@ -17,6 +17,11 @@ from headway.core.functions import name_of_function
 from headway.data.in_use import in_use
 from headway.notebook import live_table
 from headway.results import Run as Run
+from headway.run.directory.ledger import Ledger
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.supervisor.machines.machine_role import Membership, find_role
+from headway.training.evaluation.benchmarks import benchmark_at_end
+from headway.training.job import Callback
 
 if TYPE_CHECKING:
     import torch
@@ -122,8 +127,6 @@ def _as_list(callbacks: Callback | Sequence[Callback]) -> list[Callback]:
     Raises:
         ConfigError: one is none.
     """
-    from headway.training.job import Callback
-
     found = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)
     for one in found:
         if not isinstance(one, Callback):
@@ -262,7 +265,6 @@ def _find_membership(config: Config) -> Membership | None:
     """Return this machine's membership in a run on several machines; None for a run on one."""
     if config.parallel.machines == 1:
         return None
-    from headway.run.supervisor.machines.machine_role import Membership, find_role
 
     role = find_role(config)
     return None if role is None else Membership(role, identity(config))
@@ -341,8 +343,6 @@ class Trainer:
         Raises:
             HeadwayError: with the reason; see its `exit_code`.
         """
-        from headway.run.directory.ledger import Ledger
-        from headway.run.directory.run_directory import RunDirectory
         from headway.run.session.attempt import RunOptions, preemptible
         from headway.run.session.changes import DatasetData, settle_segments
         from headway.run.session.preflight import RunPlan
@@ -411,11 +411,9 @@ def _benchmark(config: Config) -> None:
     """Run the benchmarks of the last step, and record them with the run."""
     import torch
 
-    from headway.run.directory.run_directory import RunDirectory
     from headway.run.session.attempt import final_step
     from headway.telemetry.metrics import MetricsLog
     from headway.telemetry.record import open_run
-    from headway.training.evaluation.benchmarks import benchmark_at_end
 
     benchmarks, run = config.evaluation.benchmarks, RunDirectory(config.run_directory)
     found, steps = open_run(run.path), final_step(config)

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config import load_resolved
 from headway.core.errors import CheckpointError
 from headway.core.format import format_count, format_seconds
 
@@ -36,8 +37,6 @@ class Run:
         Raises:
             ConfigError: there is none that this version can read.
         """
-        from headway.config import load_resolved
-
         return load_resolved(self.directory / "config.yaml")
 
     @property

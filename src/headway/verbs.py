@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headway.config import Config, load_config
 from headway.config.sections.data import vocabulary_problems
 from headway.results import Run
+from headway.text.preparing.prepare import prepare as prepare_store
 
 if TYPE_CHECKING:
     from headway.text.preparing.report import PrepareReport
@@ -38,8 +39,6 @@ def prepare(
     Raises:
         HeadwayError: with the reason; see its `exit_code`.
     """
-    from headway.text.preparing.prepare import prepare as prepare_store
-
     loaded = load_config(config, trains=False, **keys)
     for problem in vocabulary_problems(loaded.data, loaded.model.from_pretrained):
         raise problem

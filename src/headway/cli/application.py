@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 import typer.core
@@ -18,7 +18,19 @@ from headway.core.format import printable
 if TYPE_CHECKING:
     from typer.models import CommandInfo, TyperInfo
 
-#: Each verb with the package of its file below `headway`, in the order of `headway --help`.
+
+class Verb(NamedTuple):
+    """Where a verb is, and its line in lists of verbs."""
+
+    #: The package of its file below `headway`.
+    package: str
+    #: Its line in lists, which is the first line of its help: so that a list loads no verb.
+    summary: str
+    #: The title of the list that begins with it.
+    panel: str | None = None
+
+
+#: Each verb, in the order of `headway help`.
 VERBS = {
     "quickstart": "cli.start",
     "help": "cli.start",
@@ -68,18 +80,6 @@ VERBS = {
 _READS = {"spot": ("launch",)}
 
 
-#: Verbs under whose name `headway --help` begins a list, with its title.
-_PANELS = {
-    "quickstart": "Start",
-    "data": "Data",
-    "train": "Train",
-    "runs": "Runs and checkpoints",
-    "models": "Trained models",
-    "plan": "Plan, measure, verify",
-    "prices": "Cost",
-}
-
-
 #: The verbs of a first week, which `headway -h` shows; `headway help` shows all.
 FIRST_WEEK = ("quickstart", "doctor", "config", "data", "train", "runs", "ui", "eval", "chat", "export")
 
@@ -109,6 +109,8 @@ class InOrder(typer.core.TyperGroup):
     def get_command(self, ctx: Any, name: str) -> Any:
         """Find a verb, with words for the values of its options, and with what comes next."""
         command = super().get_command(ctx, name)
+        if command is None and name in VERBS:
+            return typer.core.TyperCommand(name, help=VERBS[name].summary, rich_help_panel=_panel(name))
         if command is not None and name not in self._completed:
             self._completed.add(name)
             _complete(command, name)
@@ -202,7 +204,7 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
     )
     app.callback()(_root)
     for verb in verbs:
-        import_module(f"headway.{VERBS[verb]}.{verb}").register(app)
+        import_module(f"headway.{VERBS[verb].package}.{verb}").register(app)
     added: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
     for info in added:
         info.rich_help_panel = _panel(str(info.name or getattr(info.callback, "__name__", "")))
@@ -211,14 +213,17 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
 
 def _panel(verb: str) -> str:
     """Return the title under which a verb is listed: that of the last verb up to it that begins a list."""
-    names = list(VERBS)
-    return next((_PANELS[name] for name in reversed(names[: names.index(verb) + 1]) if name in _PANELS), "Commands")
+    title = "Commands"
+    for name, known in VERBS.items():
+        title = known.panel or title
+        if name == verb:
+            break
+    return title
 
 
 def wanted(words: Sequence[str]) -> Iterable[str]:
-    """Return the verb that a command line names, or all verbs if it names none.
-
-    Loading only one verb saves a tenth of the time of a short command.
-    """
-    first = next((word for word in words if not word.startswith("-")), None)
-    return (first, *_READS.get(first, ())) if first in VERBS and first != "help" else VERBS
+    """Return the verbs that a command line runs: lists of all verbs need none loaded."""
+    named = [word for word in words if not word.startswith("-")]
+    asked = named[:2] if named[:1] == ["help"] else named[:1]
+    loaded = [name for name in asked if name in VERBS]
+    return [*loaded, *(read for name in loaded for read in _READS.get(name, ()))]

@@ -26,6 +26,8 @@ from headway.core.files.foreign import LISTING_BYTES, read_json_object
 from headway.core.files.hashes import fingerprint
 from headway.core.functions import compare_function
 from headway.core.hub import is_on_hub
+from headway.data.tokenizing.files import read_tokenizer
+from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
 
 #: The record of what a store was made of, in its folder.
 MADE_OF = ".work/made_of.json"
@@ -275,9 +277,6 @@ def _differing_readings(data: DataConfig, manifest: dict[str, Any]) -> list[str]
 
 def _gives_the_same_ids(data: DataConfig) -> bool | None:
     """Return whether the ids of the store mean the same tokens in the given vocabulary; None if one cannot be read."""
-    from headway.data.tokenizing.files import read_tokenizer
-    from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
-
     assert data.tokenizer.path is not None
     with suppress(HeadwayError):
         files = read_tokenizer(data.store / "tokenizer"), read_tokenizer(data.tokenizer.path, data.tokenizer.pattern)

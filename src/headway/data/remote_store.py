@@ -28,6 +28,7 @@ from headway.data.shards import Shard, ShardStream, mask_file, own_tokens
 from headway.data.storage import MissingError, UnreachableError
 from headway.data.store import TokenStore, file_problem
 from headway.data.store_manifest import MANIFEST, parse_manifest
+from headway.data.tokenizing.tokenizer import Tokenizer
 
 _SOURCE = f"{KEEPING}/source.json"
 _TOKENIZER = "tokenizer/tokenizer.json"
@@ -138,8 +139,6 @@ class RemoteTokenStore(TokenStore):
         notice(f"copies of {self.copies.storage.url} are kept in {folder}")
 
     def _keep_tokenizer(self) -> None:
-        from headway.data.tokenizing.tokenizer import Tokenizer
-
         content, where = _read_small(self.copies, _TOKENIZER), self.copies.storage.url_of(_TOKENIZER)
         if sha256_bytes(content) != self.tokenizer_fingerprint:
             raise _wrong(where, "its SHA-256 is not the manifest's")

@@ -13,6 +13,7 @@ from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.hub.folder import open_folder
 from headway.models.hub.implementation import choose_implementation
+from headway.models.hub.transformers_model import build_transformers_model, complete_from_transformers, read_config
 from headway.models.huggingface.checkpoint import import_model, open_model, read_model_config
 from headway.models.no_values import NoFirstValues
 from headway.models.shape import embedding_rows
@@ -98,8 +99,6 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
 
 
 def _with_transformers_sizes(config: ModelConfig) -> ModelConfig:
-    from headway.models.hub.transformers_model import complete_from_transformers, read_config
-
     found = complete_from_transformers(config, read_config(config))
     for key in sorted(_given(config) - _SOURCE_KEYS):
         ours, theirs = getattr(config, key), getattr(found, key)
@@ -166,8 +165,6 @@ def build_any_model(
         ConfigError, CheckpointError: as `build_model` and `build_transformers_model`.
     """
     if config.implementation == "transformers":
-        from headway.models.hub.transformers_model import build_transformers_model
-
         return build_transformers_model(config, seed=seed)
     settings = config if initialize else config.model_copy(update={"from_pretrained": None})
     return build_model(settings, vocab_size=vocab_size, seed=seed, initialize=initialize)

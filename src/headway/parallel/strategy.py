@@ -21,8 +21,10 @@ from headway.core.errors import ConfigError
 from headway.core.functions import load_function
 from headway.core.types import Block
 from headway.parallel.blocks import is_first_of_equals
+from headway.parallel.context import cut_rows
 from headway.parallel.experts import shard_experts
 from headway.parallel.replicas import replica_count
+from headway.parallel.tensor import cut_matrices
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -152,12 +154,8 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     if not spec.sums_gradients and spec.name != config.parallel.strategy and not _is_alone(module, world):
         spec = find_strategy(FOR_COPIES)  # tensor-parallel workers have copies of the experts
     if world.mesh.tp > 1:
-        from headway.parallel.tensor import cut_matrices
-
         cut_matrices(module, world)
     if world.mesh.cp > 1:
-        from headway.parallel.context import cut_rows
-
         cut_rows(module, world)
     build = spec.build_elastic if config.determinism == "elastic" and spec.build_elastic else spec.build
     _, make = load_function(build, "parallel.strategy")

@@ -36,6 +36,7 @@ from headway.core.files.atomic import ends_with_newline
 from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_json_lines
 from headway.core.files.reserve import take_reserve, write_with_reserve
 from headway.core.files.timeout_writer import TimeoutWriter
+from headway.telemetry.plot import Plot
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -362,8 +363,6 @@ class Metrics:
         Raises:
             ConfigError: nothing is recorded under a name, or none is given.
         """
-        from headway.telemetry.plot import Plot
-
         known = [name for name in self.names if name not in NO_VALUES]
         for name in names or ("",):
             if name not in known:

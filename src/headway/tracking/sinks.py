@@ -28,6 +28,7 @@ from headway.config.sections.track import (
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.functions import load_attribute
+from headway.core.process.command import module_command
 from headway.tracking import mlflow_sink, opentelemetry_sink, tensorboard_sink, trackio_sink, wandb_sink
 from headway.tracking.sink import Sink, SinkSpec
 
@@ -148,8 +149,6 @@ def _check_installed(module: str, package: str, extra: str, name: str) -> None:
 def _check_module(settings: OwnTrackerConfig, where: str) -> None:
     """Import the class of a tracker in a process of its own: it may load what must not be copied into workers."""
     import subprocess
-
-    from headway.core.process.command import module_command
 
     try:
         done = subprocess.run(

@@ -13,6 +13,8 @@ from headway.tracking.cursor import CursorFile, cursor_name
 from headway.tracking.describe import run_id
 from headway.tracking.follow import follow_all
 from headway.tracking.follower import Waiting, is_live
+from headway.tracking.mlflow_sink import MlflowSink
+from headway.tracking.sink import TrackedRun
 from headway.tracking.sinks import check_trackers, make_sink, parse_trackers, resolve
 
 #: How long `--once`, and the command for a run that has ended, try to reach a tracker.
@@ -60,9 +62,6 @@ def track_runs(runs: Sequence[Path], to: Sequence[str], *, once: bool, model: Pa
 
 
 def _log_model(run: Run, config: TrackConfig, folder: Path) -> str:
-    from headway.tracking.mlflow_sink import MlflowSink
-    from headway.tracking.sink import TrackedRun
-
     target = resolve(config, "--to")
     cursor = CursorFile(run.path, cursor_name(target.name, target.place))
     try:

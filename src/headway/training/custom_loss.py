@@ -14,6 +14,7 @@ from headway.config.sections.losses import DistillConfig
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
 from headway.core.types import IGNORE_TARGET, MicroBatch
+from headway.models.build import build_pretrained
 
 #: (logits (B, T, V), micro-batch) -> fp32 scalar: the loss summed over the targets that count.
 LogitsLoss = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
@@ -98,8 +99,6 @@ def load_teacher(settings: DistillConfig, precision: str) -> nn.Module:
     Raises:
         ConfigError, CheckpointError: as `build_pretrained`.
     """
-    from headway.models.build import build_pretrained
-
     model = build_pretrained(teacher_config(settings))
     for p in model.parameters():
         # Buffers keep their type: angles of rotary embeddings do not survive 16 bits.

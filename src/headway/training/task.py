@@ -16,6 +16,13 @@ from headway.core.console import notice
 from headway.core.functions import identify_function, load_attribute
 from headway.core.model_protocol import Pipelineable
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
+from headway.models.build import build_model, build_without_memory, complete
+from headway.models.facts import count_parameters, flops_per_token, part_costs
+from headway.models.hub.folder import pretrained_fingerprints
+from headway.models.hub.frozen import freeze_as_configured
+from headway.models.hub.streaming import build_for_shards
+from headway.models.hub.transformers_model import build_transformers_model
+from headway.models.layers.attention import PackedDocuments
 from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.training.custom_loss import logits_loss
 from headway.training.figures import Figures
@@ -146,7 +153,6 @@ def language_model_stage(
 def _documents(batch: MicroBatch) -> dict[str, Any]:
     if "documents" not in batch:
         return {}
-    from headway.models.layers.attention import PackedDocuments
 
     return {"documents": PackedDocuments(batch["documents"], batch["positions"], batch["document_bounds"])}
 
@@ -180,7 +186,6 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     from headway.data.feeding.rows import packing_notice
     from headway.data.feeding.token_feed import TokenFeed
     from headway.data.pinned import open_run_store
-    from headway.models.facts import flops_per_token
 
     assert config.train.steps is not None, "the config is resolved"
     # Give up before the supervisor would take a worker that waits for data for one that hangs.
@@ -236,8 +241,6 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
 def language_model_fingerprints(config: Config, store: TokenStore) -> dict[str, str]:
     """Return the fingerprints of the data of the run's last segment, of the tokenizer, and of what else it is made of:
     a pretrained model, a teacher, a loss of the user's own."""
-    from headway.models.hub.folder import pretrained_fingerprints
-
     data = config.segments[-1].data if config.segments else store.fingerprint
     known = {
         "data": data,
@@ -281,9 +284,6 @@ def decoder_task(
         vocab_size: Number of token ids that the feed may hold.
         attention_length: Positions that attention covers, for the count of FLOPs.
     """
-    from headway.models.build import build_model, build_without_memory, complete
-    from headway.models.facts import count_parameters, flops_per_token, part_costs
-
     settings = complete(config.model, vocab_size)
     if settings.implementation == "transformers":
         cut = mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters
@@ -334,11 +334,6 @@ def _transformers_task(
     Args:
         without_memory: The model is to be cut, so no worker builds all of it.
     """
-    from headway.models.facts import count_parameters, flops_per_token
-    from headway.models.hub.frozen import freeze_as_configured
-    from headway.models.hub.streaming import build_for_shards
-    from headway.models.hub.transformers_model import build_transformers_model
-
     first_value = None
     if without_memory:
         model, first_value = build_for_shards(settings, seed=seed, precision=train.precision)

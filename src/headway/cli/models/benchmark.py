@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headway.command_line import JsonOption, StepOption, print_json, print_table, seconds_of
+from headway.training.evaluation.benchmarks import run_benchmarks, wanted_by_hand
 
 HELP = """Run tasks of lm-eval on a trained model (extra lm-eval).
 
@@ -41,8 +42,6 @@ def benchmark(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway benchmark`."""
-    from headway.training.evaluation.benchmarks import run_benchmarks, wanted_by_hand
-
     most = {} if timeout is None else {"timeout_seconds": seconds_of(timeout, "--timeout", "'2 h'")}
     wanted = wanted_by_hand(
         tasks.split(","), device=device, limit=limit, few_shot=few_shot, rows=batch_size, download=download, **most

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from headway.command_line import JsonOption, print_json, print_table
+from headway.config import SHAPES, ModelConfig
 from headway.core.console import print_line
+from headway.core.format import format_bytes, format_count
+from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token
 
 HELP = """List the named model shapes with their parameters, costs and sizes.
 
@@ -35,8 +38,6 @@ def models(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway models`."""
-    from headway.config import SHAPES
-
     rows = [_facts(name, vocab, sequence_length) for name in SHAPES]
     if as_json:
         print_json({"vocab_size": vocab, "sequence_length": sequence_length, "models": rows})
@@ -45,9 +46,6 @@ def models(
 
 
 def _facts(name: str, vocab: int, sequence_length: int) -> dict[str, Any]:
-    from headway.config import ModelConfig
-    from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token
-
     config = ModelConfig(preset=name, vocab_size=vocab)
     counts = count_parameters(config)
     return {
@@ -69,8 +67,6 @@ def _facts(name: str, vocab: int, sequence_length: int) -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, Any]], vocab: int, sequence_length: int) -> None:
-    from headway.core.format import format_bytes, format_count
-
     print_line(f"vocabulary {vocab:,}, sequences of {sequence_length:,} tokens")
     headers = [
         "PRESET",

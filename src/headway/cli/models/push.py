@@ -9,7 +9,13 @@ import typer
 
 from headway.command_line import DtypeOption, StepOption, print_table
 from headway.core.console import notice
+from headway.core.files.scratch import scratch_folder
 from headway.core.format import format_bytes
+from headway.models.hub.folder import is_adapter
+from headway.models.hub.push import Upload
+from headway.models.hub.push import push as send
+from headway.telemetry.model_card import model_card
+from headway.telemetry.record import is_run, open_run
 
 HELP = """Send a trained model to the Hugging Face Hub, with a model card from its run.
 
@@ -43,13 +49,6 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")] = False,
 ) -> None:
     """Run `headway push`."""
-    from headway.core.files.scratch import scratch_folder
-    from headway.models.hub.folder import is_adapter
-    from headway.models.hub.push import Upload
-    from headway.models.hub.push import push as send
-    from headway.telemetry.model_card import model_card
-    from headway.telemetry.record import is_run, open_run
-
     with scratch_folder("headway-push-") as scratch:
         folder = model
         if is_run(model):

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.checkpoint.format.manifest import MANIFEST, read_manifest, step_of
+from headway.checkpoint.format.signing import VARIABLE, signature_state
+from headway.checkpoint.index import LOCAL, CheckpointIndex, Place, entry_of
+from headway.checkpoint.transfer import is_url, local_folders, remote_manifests
+from headway.checkpoint.verify import verify_checkpoint
+from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
+from headway.cli.runs import checkpoints_manage
 from headway.command_line import JsonOption, StorageOption, print_json, print_table, storage_options
-from headway.core.console import print_line
+from headway.core.console import notice, print_line, progress, warning
+from headway.core.errors import CheckpointError
+from headway.core.format import UNKNOWN, format_bytes
+from headway.telemetry.summary import loss_text, time_text
 
 if TYPE_CHECKING:
     from headway.checkpoint.format.manifest import Manifest
@@ -35,8 +45,6 @@ def list_(run: PlaceArgument, option: StorageOption = None, json: JsonOption = F
     headway checkpoints list s3://bucket/runs/quickstart --json
     headway checkpoints list s3://bucket/a --option endpoint_url=https://s3.org
     """
-    from headway.core.console import notice
-
     entries, contexts = _entries(run, storage_options(option, run))
     if json:
         print_json([_record(entry, contexts.get((entry.step, entry.state_sha256))) for entry in entries])
@@ -68,9 +76,6 @@ def verify(
     headway checkpoints verify runs/quickstart/checkpoints/step-00001000 --json
     headway checkpoints verify s3://bucket/runs/quickstart
     """
-    from headway.checkpoint.transfer import is_url
-    from headway.core.errors import CheckpointError
-
     options = storage_options(option, place)
     results = _verify_url(place, options) if is_url(place) else _verify_path(Path(place))
     if not results:
@@ -91,20 +96,12 @@ def verify(
 
 
 def _verify_url(url: str, options: dict[str, Any]) -> list[Verification]:
-    from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
-    from headway.core.console import progress
-
     found = remote_checkpoints(url, options)
     with progress("verifying", sum(checkpoint.bytes for checkpoint in found), "B") as bar:
         return [verify_remote(checkpoint, bar.advance) for checkpoint in found]
 
 
 def _verify_path(path: Path) -> list[Verification]:
-    from headway.checkpoint.format.manifest import MANIFEST, step_of
-    from headway.checkpoint.transfer import local_folders
-    from headway.checkpoint.verify import verify_checkpoint
-    from headway.core.console import progress
-
     is_checkpoint = path.is_dir() and (step_of(path.name) is not None or (path / MANIFEST).exists())
     folders = [path] if is_checkpoint else list(local_folders(path).values())
     with progress("verifying", _size(folders), "B") as bar:
@@ -119,16 +116,10 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
     """Return the checkpoints of a run or a URL by ascending step, and the contexts of those whose manifest was read."""
     from dataclasses import replace
 
-    from headway.checkpoint.index import LOCAL, CheckpointIndex, Place, entry_of
-    from headway.checkpoint.transfer import is_url, local_folders, remote_manifests
-    from headway.core.console import warning
-
     if is_url(place):
         found, tier = remote_manifests(place, options), "remote"
         entries = [replace(entry_of(f.manifest, None), places=(Place(tier, f.place, True),)) for f in found]
         return entries, {(f.manifest.step, f.manifest.state_sha256): _context(f.manifest) for f in found}
-    from headway.checkpoint.format.manifest import read_manifest
-    from headway.core.errors import CheckpointError
 
     path, read = Path(place), []
     run = path.parent if path.name == "checkpoints" else path
@@ -159,9 +150,6 @@ def _record(entry: Entry, context: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _row(entry: Entry) -> list[str]:
-    from headway.core.format import UNKNOWN, format_bytes
-    from headway.telemetry.summary import loss_text, time_text
-
     return [
         f"{entry.step:,}",
         time_text(entry.time),
@@ -177,8 +165,6 @@ def _row(entry: Entry) -> list[str]:
 
 
 def _result(result: Verification) -> dict[str, Any]:
-    from headway.checkpoint.format.signing import signature_state
-
     manifest = result.manifest
     return {
         "path": result.place,
@@ -191,9 +177,6 @@ def _result(result: Verification) -> dict[str, Any]:
 
 
 def _lines(result: Verification) -> list[str]:
-    from headway.checkpoint.format.signing import VARIABLE, signature_state
-    from headway.core.format import format_bytes
-
     name = result.place.rsplit("/", 1)[-1]
     if result.good and result.manifest:
         size = format_bytes(result.manifest.total_bytes)
@@ -205,7 +188,5 @@ def _lines(result: Verification) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    from headway.cli.runs import checkpoints_manage
-
     checkpoints_manage.add_commands(checkpoints)
     app.add_typer(checkpoints, name="checkpoints")

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.checkpoint.compare import compare
+from headway.checkpoint.lifecycle import bucket_rule
+from headway.checkpoint.retention import Rules
+from headway.checkpoint.transfer import copy_checkpoints
 from headway.command_line import (
     JsonOption,
     RunArgument,
@@ -44,8 +48,6 @@ def diff(
     headway checkpoints diff old/step-00001000 new/step-00001000
     headway checkpoints diff A B --values --json
     """
-    from headway.checkpoint.compare import compare
-
     found = compare(first, second, values)
     if json:
         print_json(_comparison(found))
@@ -106,8 +108,6 @@ def copy(
     headway checkpoints copy runs/a/checkpoints/step-00001000 s3://bucket/models
     headway checkpoints copy s3://bucket/runs/quickstart copies --step 1000
     """
-    from headway.checkpoint.transfer import copy_checkpoints
-
     copies = copy_checkpoints(source, target, step, storage_options(option, source, target))
     if json:
         print_json(
@@ -180,10 +180,6 @@ def lifecycle(
     headway checkpoints lifecycle s3://bucket/runs > rule.json
     headway checkpoints lifecycle gs://bucket/runs --config my.yaml > rule.json
     """
-    from headway.checkpoint.lifecycle import bucket_rule
-    from headway.checkpoint.retention import Rules
-    from headway.core.console import exact_results, notice, print_text
-
     loaded = None if kept_by is None else load(kept_by, [], trains=False)
     remote = None if loaded is None else loaded.checkpoint.remote
     if loaded is not None and (remote is None or not url.startswith(remote.url)):
@@ -259,8 +255,6 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference_row(difference: TensorDifference, values: bool) -> list[str]:
-    from headway.core.format import UNKNOWN
-
     row = [difference.name, difference.what]
     if not values:
         return row

@@ -9,6 +9,7 @@ import typer
 
 from headway.command_line import RunArgument, check_folder, writing
 from headway.core.console import print_line
+from headway.telemetry.report import write_report
 
 
 def report(
@@ -24,8 +25,6 @@ def report(
 
     headway report runs/quickstart
     """
-    from headway.telemetry.report import write_report
-
     check_folder(output)
     with writing(output or run):
         print_line(str(write_report(run, output)))

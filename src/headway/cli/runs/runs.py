@@ -28,11 +28,6 @@ def list_(
     headway runs list
     headway runs list /mnt/shared/runs --json
     """
-    from headway.core.console import notice
-    from headway.core.format import format_count
-    from headway.telemetry.runs import list_runs
-    from headway.telemetry.summary import ago_text, loss_text, usd_text
-
     found = list_runs(folder)
     if json:
         print_json([asdict(item) for item in found])
@@ -78,8 +73,6 @@ def metrics(
     headway runs metrics --json
     headway runs metrics --markdown > docs/metrics.md
     """
-    from headway.telemetry.catalogue import CATALOGUE, reference
-
     if run is not None:
         if markdown:
             raise typer.BadParameter("it prints the page of all metrics, without RUN", param_hint="--markdown")
@@ -107,10 +100,6 @@ def metrics(
 
 
 def _print_metrics_of(run: Path, json: bool) -> None:
-    from headway.core.console import notice
-    from headway.telemetry.record import open_run
-    from headway.telemetry.runs import recorded_metrics
-
     found = recorded_metrics(open_run(run))
     if json:
         print_json([asdict(one) for one in found])
@@ -135,14 +124,6 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
 
     headway runs show runs/quickstart
     """
-    from headway.core.format import UNKNOWN, format_bytes, format_seconds
-    from headway.cost.spending import format_usd
-    from headway.run.directory.account import account_of
-    from headway.telemetry.goodput import goodput_of
-    from headway.telemetry.record import open_run
-    from headway.telemetry.runs import result_rows
-    from headway.telemetry.summary import summarize, time_text
-
     record = open_run(run)
     summary, good, cost = summarize(record), goodput_of(record), account_of(record)
     if cost.is_known:
@@ -189,9 +170,6 @@ def cancel(
     headway runs cancel runs/quickstart
     headway runs cancel /mnt/shared/runs/large --why "wrong data"
     """
-    from headway.core.console import notice
-    from headway.run.directory.cancel import request_cancel
-
     ended = request_cancel(run, why)
     if ended is None:
         notice(f"{run} is asked to save and end; headway runs show {run} shows when it has")
@@ -221,9 +199,6 @@ def tag(
     headway runs tag runs/a runs/b --remove baseline
     headway runs tag runs/mine
     """
-    from headway.telemetry.record import open_run
-    from headway.telemetry.tags import change_tags, read_tags
-
     for path in paths:  # all of them, before any is changed
         open_run(path)
     found = {}

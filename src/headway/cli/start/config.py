@@ -17,9 +17,20 @@ from headway.command_line import (
     print_json,
     print_table,
 )
+from headway.config import dump_config, ineffective_settings, resolve_grid
+from headway.config.loading.complaints import suggestion
+from headway.config.loading.document import to_yaml
+from headway.config.loading.foreign_keys import our_names, sentences
+from headway.config.loading.load import presets as known
+from headway.config.loading.reference import explain as entries_of
+from headway.config.loading.reference import json_schema, reference
 from headway.core.console import print_lines, warning
+from headway.core.credentials.secrets import redact_values
 from headway.core.errors import ConfigError
 from headway.core.format import format_count
+from headway.data.store_manifest import MANIFEST
+from headway.models.facts import count_parameters
+from headway.models.shape import embedding_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,8 +120,6 @@ def new(
     depth: DepthOption = None,
 ) -> None:
     """Run `headway config new`."""
-    from headway.config.loading.document import to_yaml
-    from headway.core.credentials.secrets import redact_values
     from headway.start.recipe.recipe import plan_run
 
     recipe = plan_run(folder, dial_of(minutes, size, depth), overrides or [])
@@ -120,8 +129,6 @@ def new(
 
 def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config show`."""
-    from headway.config import dump_config
-
     loaded = load(config, overrides)
     if as_json:
         print_json(loaded.model_dump(mode="json"))
@@ -131,8 +138,6 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
-    from headway.config import ineffective_settings, resolve_grid
-    from headway.data.store_manifest import MANIFEST
     from headway.run.session.completed import in_steps
     from headway.start.checks import check_config
 
@@ -190,8 +195,6 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
 
 
 def _report_task(config: Config, file: Path, as_json: bool) -> None:
-    from headway.config import resolve_grid
-
     assert config.task is not None and config.train.steps is not None, "the caller has looked"
     grid = resolve_grid(config, config.parallel.workers)
     facts: dict[str, Any] = {
@@ -213,9 +216,6 @@ def _report_task(config: Config, file: Path, as_json: bool) -> None:
 
 def _parameters(config: Config) -> int | None:
     """Count the parameters of the model; None when its shape or vocabulary comes from files."""
-    from headway.models.facts import count_parameters
-    from headway.models.shape import embedding_rows
-
     trained = None if config.data.tokenizer.path else embedding_rows(config.data.tokenizer.vocab_size)
     vocab_size = config.model.vocab_size or trained
     if vocab_size is None or config.model.dim is None:
@@ -227,10 +227,6 @@ def explain(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Dotted name, for example train.steps.")],
 ) -> None:
     """Run `headway config explain`."""
-    from headway.config.loading.complaints import suggestion
-    from headway.config.loading.foreign_keys import our_names, sentences
-    from headway.config.loading.reference import explain as entries_of
-
     name = key.strip().partition("=")[0]
     entries = entries_of(name)
     last = name.rpartition(".")[2]
@@ -254,8 +250,6 @@ def explain(
 
 
 def _first_sentence_of(key: str) -> str:
-    from headway.config.loading.reference import explain as entries_of
-
     found = entries_of(key)
     return re.split(r"(?<!al)\. (?=[A-Z`])", found[0].meaning)[0].removesuffix(".") if found else ""
 
@@ -264,8 +258,6 @@ def schema(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference in Markdown instead.")] = False,
 ) -> None:
     """Run `headway config schema`."""
-    from headway.config.loading.reference import json_schema, reference
-
     if markdown:
         print_lines(reference(), end="")
     else:
@@ -277,8 +269,6 @@ def presets(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway config presets`."""
-    from headway.config.loading.load import presets as known
-
     found = known()
     if as_json:
         print_json(found)

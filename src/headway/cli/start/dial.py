@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.config.units import parse_count
+from headway.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from headway.start.recipe.recipe import Dial
 
@@ -28,8 +31,6 @@ def dial_of(minutes: float | None, size: str | None, depth: int | None) -> Dial:
     Raises:
         ConfigError: two are given, or the size is no number.
     """
-    from headway.config.units import parse_count
-    from headway.core.errors import ConfigError
     from headway.start.recipe.recipe import MINUTES, Dial
 
     if size is None:

@@ -13,6 +13,7 @@ from headway.core.errors import ConfigError
 from headway.core.user_command import remember_config
 from headway.run.directory.run_directory import RunDirectory
 from headway.start.recipe.corpus import is_text, look
+from headway.start.recipe.finish import export, prompts_of, sample
 from headway.start.recipe.recipe import MINUTES, Dial, plan_run
 from headway.start.recipe.shapes import MOST_EPOCHS
 from headway.telemetry.record import open_run
@@ -54,7 +55,6 @@ def _begun(run: RunDirectory, folder: Path, overrides: Sequence[str]) -> Config:
 
 def finish(config: Config, folder: Path, dial: Dial) -> None:
     """Sample from the model, export it, and say which three commands come next."""
-    from headway.start.recipe.finish import export, prompts_of, sample
     from headway.training.evaluation.inference import load_trained
 
     run = config.run_directory

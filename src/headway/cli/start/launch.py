@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.cli.start import launch_bench
 from headway.clouds.cli.launching import (
     DryRunOption,
     OnOption,
@@ -19,6 +20,7 @@ from headway.clouds.cli.launching import (
     start,
     wait_for_job,
 )
+from headway.clouds.launchers.job import load_job, smoke_job
 from headway.command_line import (
     ConfigArgument,
     DefaultVerb,
@@ -29,7 +31,12 @@ from headway.command_line import (
     print_json,
     print_table,
 )
+from headway.core.console import notice
+from headway.core.errors import HeadwayError
+from headway.core.format import UNKNOWN, counted, format_bytes, format_seconds
 from headway.core.user_command import remember_config
+from headway.lab.plan.accelerators import parse_machines, this_machine
+from headway.lab.plan.prepare import make_plan
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job
@@ -112,7 +119,6 @@ def run(
 
 def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
     """Return the job of a command line."""
-    from headway.clouds.launchers.job import load_job, smoke_job
     from headway.clouds.launchers.record import save_seconds_of
     from headway.run.session.completed import in_steps
 
@@ -147,11 +153,6 @@ def _table(job: Job) -> tuple[list[list[str]], str]:
 
 def _planned(job: Job) -> tuple[str, str, str, str]:
     """Return memory, time and price by `headway plan`, and why something of it is unknown."""
-    from headway.core.errors import HeadwayError
-    from headway.core.format import UNKNOWN, format_bytes, format_seconds
-    from headway.lab.plan.accelerators import parse_machines, this_machine
-    from headway.lab.plan.prepare import make_plan
-
     launch, total = job.config.launch, job.config.parallel.workers * job.machines
     if job.gpus and launch.accelerator is None:
         return UNKNOWN, UNKNOWN, UNKNOWN, "launch.accelerator does not say which GPUs they are"
@@ -197,7 +198,6 @@ def status(run: RunArgument, json: JsonOption = False) -> None:
 
     from headway.clouds.launchers.ending import find_launched
     from headway.clouds.launchers.record import progress_of
-    from headway.core.format import UNKNOWN, format_seconds
     from headway.telemetry.summary import loss_text
 
     launcher, handle = find_launched(run)

@@ -8,6 +8,9 @@ import typer
 
 from headway.clouds.cli.launching import DryRunOption, OnOption, OutOption, YesOption, gpus_text, start
 from headway.command_line import SuiteArgument, SuiteOverridesArgument
+from headway.core.errors import ConfigError
+from headway.core.user_command import remember_config
+from headway.start.bench_job import bench_job
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job
@@ -35,10 +38,6 @@ def bench(
     headway launch bench smoke --on kubernetes --dry-run launch.image=r/headway
     headway bench collect runs/bench-smoke --output bench/smoke
     """
-    from headway.core.errors import ConfigError
-    from headway.core.user_command import remember_config
-    from headway.start.bench_job import bench_job
-
     remember_config(suite, list(overrides or []))
     if parts > 1 and on != "slurm":
         raise ConfigError(f"{on} has no arrays of jobs", where="--parts", fix="--parts 1, or --on slurm")

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from headway.api import leave_report, train
 from headway.command_line import OverridesArgument
+from headway.config import load_config
+from headway.config.optimizers import DEFAULT_OPTIMIZER
 from headway.core.console import notice, print_lines
 from headway.core.user_command import remember_config
+from headway.start.recipe.finish import export, sample
+from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -47,7 +52,6 @@ def register(app: typer.Typer) -> None:
 
 def quickstart(overrides: OverridesArgument = None) -> None:
     """Run `headway quickstart`."""
-    from headway.config import load_config
     from headway.text.preparing.prepare import prepare
 
     wanted = [*_without_bf16(), *(overrides or [])]
@@ -56,7 +60,6 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     _stage(1, "preparing text")
     prepare(config.data)
     _stage(2, "training")
-    from headway.api import train
 
     train(config, own_process=True)
     _after_training(config)
@@ -83,9 +86,6 @@ def _without_bf16() -> list[str]:
     """
     import torch
 
-    from headway.config.optimizers import DEFAULT_OPTIMIZER
-    from headway.telemetry.arithmetic import cpu_multiplies_bf16
-
     if torch.cuda.is_available() or torch.backends.mps.is_available() or cpu_multiplies_bf16():
         return []
     notice("this CPU is no faster in bf16: training in fp32, by AdamW")
@@ -93,8 +93,6 @@ def _without_bf16() -> list[str]:
 
 
 def _after_training(config: Config) -> None:
-    from headway.api import leave_report
-    from headway.start.recipe.finish import export, sample
     from headway.training.evaluation.inference import evaluate_trained, load_trained
 
     run = config.run_directory

@@ -8,8 +8,17 @@ from typing import Annotated
 
 import typer
 
+from headway.clouds.spot.made_trace import as_csv, make_trace
+from headway.clouds.spot.policy import SpotPolicy
+from headway.clouds.spot.simulate import Work
+from headway.clouds.spot.simulate import simulate as compare
+from headway.clouds.spot.traces import read_trace
 from headway.command_line import JsonOption, print_json, print_table, seconds_of
-from headway.core.console import print_line
+from headway.core.console import notice, print_line, print_text
+from headway.core.format import UNKNOWN, counted, format_seconds
+from headway.cost.spending import format_usd
+from headway.run.directory.account import account_of, fleet_account
+from headway.telemetry.record import is_run, open_run
 
 cost = typer.Typer(no_args_is_help=True, help="Show what a run has cost, and simulate policies on spot machines.")
 
@@ -26,8 +35,6 @@ def show(
     headway cost show runs/mine
     headway cost show runs
     """
-    from headway.telemetry.record import is_run
-
     if run.is_dir() and not is_run(run):
         _show_fleet(run, as_json)
     else:
@@ -36,11 +43,6 @@ def show(
 
 def _show_fleet(folder: Path, as_json: bool) -> None:
     """Show the runs of a folder, the one that has cost most first."""
-    from headway.core.console import notice
-    from headway.core.format import UNKNOWN, counted, format_seconds
-    from headway.cost.spending import format_usd
-    from headway.run.directory.account import fleet_account
-
     fleet = fleet_account(folder)
     if as_json:
         print_json([{**asdict(one), "total_usd": one.total_usd} for one in fleet])
@@ -62,11 +64,6 @@ def _show_fleet(folder: Path, as_json: bool) -> None:
 
 
 def _show_run(run: Path, as_json: bool) -> None:
-    from headway.core.format import UNKNOWN, format_seconds
-    from headway.cost.spending import format_usd
-    from headway.run.directory.account import account_of
-    from headway.telemetry.record import open_run
-
     record = open_run(run)
     account = account_of(record)
     if as_json:
@@ -130,12 +127,6 @@ def simulate(
     headway cost simulate prices.json --hours 40 --on-demand 55.04 \\
     --pause-above 25 --resume-below 20
     """
-    from headway.clouds.spot.policy import SpotPolicy
-    from headway.clouds.spot.simulate import Work
-    from headway.clouds.spot.simulate import simulate as compare
-    from headway.clouds.spot.traces import read_trace
-    from headway.core.format import UNKNOWN, format_seconds
-
     policy = SpotPolicy(pause_above, resume_below, grow_below, seconds_of(min_run, "--min-run"),
                         seconds_of(min_pause, "--min-pause"))  # fmt: skip
     policy.check()
@@ -182,9 +173,6 @@ def trace(
     headway cost simulate week.csv --hours 100 --on-demand 6 \\
     --pause-above 2.80 --resume-below 2.50
     """
-    from headway.clouds.spot.made_trace import as_csv, make_trace
-    from headway.core.console import print_text
-
     every_seconds = seconds_of(every, "--every")
     print_text(as_csv(make_trace(seed, days=days, spikes=spikes, usual_usd=usd, every_seconds=every_seconds)).rstrip())
 

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import print_table
-from headway.core.console import print_line
+from headway.clouds.launchers.launcher import OVER, find_launcher
+from headway.command_line import print_table, writing
+from headway.config.checks.contradictions import combined
+from headway.core.console import exact_results, notice, print_line, print_text
+from headway.core.errors import ConfigError
+from headway.core.files.atomic import atomic_write
+from headway.core.user_command import suggest
+from headway.run.directory.run_directory import LAUNCH_FILE
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job
@@ -117,8 +123,6 @@ def agrees(action: str, question: str) -> bool:
     Raises:
         ConfigError: standard input is no terminal.
     """
-    from headway.core.errors import ConfigError
-
     if not sys.stdin.isatty():
         raise ConfigError(f"nobody is there to agree to the {action}", where="standard input", fix="add -y")
     return typer.confirm(question, default=True)
@@ -130,10 +134,7 @@ def _check_not_launched(job: Job) -> None:
     Raises:
         ConfigError: it is not.
     """
-    from headway.clouds.launchers.launcher import OVER, find_launcher
     from headway.clouds.launchers.record import read_handle
-    from headway.core.errors import ConfigError
-    from headway.run.directory.run_directory import LAUNCH_FILE
 
     directory = job.directory
     handle = read_handle(directory)
@@ -179,7 +180,6 @@ def wait_for_job(run: Path, launcher: Launcher, handle: Handle) -> None:
         typer.Exit: the job is over.
     """
     from headway.clouds.launchers.ending import exit_code_of, wait_for_end
-    from headway.core.console import notice
 
     notice(f"waiting for {handle.id} on {handle.target}; Ctrl-C leaves it running")
     state = wait_for_end(launcher, handle)

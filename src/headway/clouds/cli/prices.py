@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from headway.clouds.prices.refresh import refresh_prices
+from headway.clouds.prices.skypilot import read_catalogue
 from headway.command_line import DefaultVerb, JsonOption, print_json, print_table
-from headway.core.console import print_line
+from headway.core.console import notice, print_line
+from headway.core.errors import ConfigError
+from headway.core.format import counted
+from headway.cost.price_book import save_offers, select
 
 if TYPE_CHECKING:
     from headway.cost.offers import Offer
@@ -56,9 +61,6 @@ def list_(
 
     headway prices list --gpu H100 --spot
     """
-    from headway.core.console import notice
-    from headway.cost.price_book import select
-
     found = select(gpu, spot=spot, cloud=cloud, region=region)
     if as_json:
         print_json([offer.as_json() for offer in found])
@@ -86,9 +88,6 @@ def import_(
     headway prices import ~/.sky/catalogs/v8/aws/vms.csv
     headway prices import vms.csv --cloud gcp --date 2026-11-01
     """
-    from headway.clouds.prices.skypilot import read_catalogue
-    from headway.cost.price_book import save_offers
-
     found = read_catalogue(file, cloud, _day(date))
     _notice_kept(found, save_offers(f"skypilot-{found[0].cloud}", found))
 
@@ -110,22 +109,15 @@ def refresh(
     headway prices refresh aws --region us-east-1 --region us-west-2
     GOOGLE_API_KEY=... headway prices refresh gcp
     """
-    from headway.clouds.prices.refresh import refresh_prices
-
     _notice_kept(*refresh_prices(cloud, region or ()))
 
 
 def _notice_kept(offers: Sequence[Offer], path: Path) -> None:
-    from headway.core.console import notice
-    from headway.core.format import counted
-
     notice(f"{counted(len(offers), 'offer')} in {path}")
 
 
 def _day(text: str | None) -> Any:
     from datetime import date
-
-    from headway.core.errors import ConfigError
 
     if text is None:
         return None

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.clouds.launchers.held import LaunchCommand
+from headway.clouds.launchers.job import Job, load_job
+from headway.clouds.launchers.price_feeds import PlaceFeed, command_feed, file_feed, moving_of, replay_feed
+from headway.clouds.launchers.record import save_seconds_of
+from headway.clouds.launchers.spot import SpotJob, hold_by_price
+from headway.clouds.prices.refresh import PriceTimer
+from headway.clouds.spot.places import parse_place
+from headway.clouds.spot.policy import SpotPolicy
 from headway.command_line import seconds_of
+from headway.config.units import Interval
+from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.held import LaunchCommand
@@ -109,12 +119,6 @@ def spot(
     min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
 ) -> None:
     """Run `headway spot`."""
-    from headway.clouds.launchers.price_feeds import command_feed, file_feed, replay_feed
-    from headway.clouds.launchers.spot import SpotJob, hold_by_price
-    from headway.clouds.spot.places import parse_place
-    from headway.clouds.spot.policy import SpotPolicy
-    from headway.core.errors import ConfigError
-
     policy = SpotPolicy(pause_above, resume_below, grow_below, seconds_of(min_run, "--min-run"),
                         seconds_of(min_pause, "--min-pause"))  # fmt: skip
     places = tuple(parse_place(text) for text in place or ())
@@ -150,11 +154,6 @@ def _launch(
     The verb `launch` itself reads its words, so nothing is understood twice.
     """
     from dataclasses import replace
-
-    from headway.clouds.launchers.held import LaunchCommand
-    from headway.clouds.launchers.job import Job, load_job
-    from headway.clouds.launchers.record import save_seconds_of
-    from headway.core.errors import ConfigError
 
     at = next((at for at, word in enumerate(command) if word == "launch" and _is_headway(command[:at])), None)
     if at is None:
@@ -201,10 +200,6 @@ def _place_feed(
     Raises:
         ConfigError: prices of one cannot be fetched.
     """
-    from headway.clouds.launchers.price_feeds import PlaceFeed, moving_of
-    from headway.clouds.prices.refresh import PriceTimer
-    from headway.config.units import Interval
-
     offers = [place.offer for place in places]
     timer = None if refresh is None else PriceTimer(offers, seconds_of(refresh, "--refresh"))
     if job.launch is None:
@@ -218,8 +213,6 @@ def _place_feed(
 
 
 def _range(text: str | None, option: str) -> tuple[int, int] | None:
-    from headway.core.errors import ConfigError
-
     if text is None:
         return None
     fewest, colon, most = text.partition(":")

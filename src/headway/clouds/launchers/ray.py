@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.clouds.launchers.job import Job, parse_machines, with_sources
 from headway.config import Config, dump_config, load_config
-from headway.core.console import notice
+from headway.core.console import notice, open_streams, say
 from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.coordination.preemption_board import Notice, post
@@ -389,8 +389,6 @@ def free_port() -> int:
 
 def main(words: Sequence[str]) -> int:
     """Train a config on this job's Ray cluster (`ray job submit -- python -m headway.clouds.launchers.ray CONFIG`)."""
-    from headway.core.console import open_streams, say
-
     parser = argparse.ArgumentParser("python -m headway.clouds.launchers.ray", description=main.__doc__)
     parser.add_argument("config", help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides")

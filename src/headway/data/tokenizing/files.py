@@ -10,7 +10,9 @@ from headway.config.sections.data import TOKENIZER_FILES
 from headway.core.errors import DataError
 from headway.core.files.foreign import read_bytes
 from headway.core.hub import is_on_hub, or_on_hub, snapshot
+from headway.data.tokenizing.sentencepiece_models import from_model, is_model
 from headway.data.tokenizing.settings_files import BEGINS, TokenizerSettings, read_settings
+from headway.data.tokenizing.tiktoken_files import from_rank_file, from_tekken, is_rank_file
 
 #: Globs of the settings that may lie next to a vocabulary.
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.jinja")
@@ -68,8 +70,6 @@ def _converted(path: Path, data: bytes, settings: TokenizerSettings, pattern: st
     start = data[:4096].lstrip()
     if start.startswith(b"{") and b'"token_bytes"' not in start:
         return FoundTokenizer(path, data, None, settings)
-    from headway.data.tokenizing.sentencepiece_models import from_model, is_model
-    from headway.data.tokenizing.tiktoken_files import from_rank_file, from_tekken, is_rank_file
 
     settings = replace(settings, adds_begin=settings.values.get(BEGINS) is True)
     content: bytes = data

@@ -12,6 +12,7 @@ from headway.core.errors import DataError
 from headway.core.files.foreign import check_depth
 from headway.data.tokenizing.patterns import ENDS, MARKS, ODD_ENDS, SPACES, STOPS, ends_usual_words
 from headway.data.tokenizing.preload import take_parsed
+from headway.data.tokenizing.word_ends import word_ends
 
 _IDS_FIX = "give each token its own id, in the tokenizer's file and in added_tokens_decoder next to it"
 
@@ -174,7 +175,6 @@ def at_words_of(pre_tokenizer: dict[str, Any]) -> Cutting | None:
     """Return the rules for cutting where a pre-tokenizer certainly ends words; None if there is no such place."""
     if ends_usual_words(pre_tokenizer):
         return AT_WORDS
-    from headway.data.tokenizing.word_ends import word_ends  # it takes time to load
 
     return at_words(word_ends(pre_tokenizer))
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from headway.data.tokenizing.patterns import PATTERNS
 from headway.data.tokenizing.spec import NEVER, added_tokens
+from headway.data.tokenizing.tiktoken_files import byte_letters
 
 # No word contains this name: words either have no spaces, or end after the mark (see `isolates`).
 _MARK = "\U0010ffff"
@@ -256,8 +257,6 @@ def _cut_within(names: Collection[str], pieces: str) -> tuple[str | None, bool]:
 
 def _knows_all(spec: dict[str, Any]) -> bool:
     """Return whether the vocabulary has a token for every byte, so that no text is unknown."""
-    from headway.data.tokenizing.tiktoken_files import byte_letters
-
     model = spec["model"]
     if model.get("byte_fallback"):
         return bool(model["vocab"].keys() >= {*BYTES})

@@ -17,6 +17,7 @@ from headway.core.files.foreign import read_bytes
 from headway.core.files.hashes import sha256_bytes
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.begin_of_text import tokens_before
+from headway.data.tokenizing.files import read_tokenizer
 from headway.data.tokenizing.library import (
     LibraryPanic,
     UnencodableTextError,
@@ -123,8 +124,6 @@ class Tokenizer:
             DataError: There is no such file, it is not a tokenizer, it has no end-of-text token, or the files next to
                 it contradict it.
         """
-        from headway.data.tokenizing.files import read_tokenizer
-
         found = read_tokenizer(path, pattern)
         return cls(found.content, str(found.path), found.end_of_text, found.settings)
 

@@ -18,7 +18,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.files.foreign import parse_json, read_given_bytes
 from headway.core.format import format_bytes
 from headway.core.process.command import module_command
-from headway.lab.bench.blocks import find_blocks
+from headway.lab.bench.blocks import block, find_blocks
 from headway.lab.bench.results import (
     CELLS,
     DISCARDED,
@@ -130,8 +130,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _lines(file: Path) -> list[str]:
     """Yield the lines of a log; for a result file, the lines that would have been printed for it."""
-    from headway.lab.bench.blocks import block
-
     try:
         data = read_given_bytes(file, _LOG_BYTES)
     except OSError as error:

@@ -9,6 +9,8 @@ from typing import Any
 
 import headway
 from headway.core.files.hashes import fingerprint
+from headway.telemetry.hardware import hardware_facts
+from headway.telemetry.provenance import environment
 
 #: Prefixes of variables that may affect speed. Variables that differ at each start have others (`TORCHELASTIC_`).
 _VARIABLES = (
@@ -24,9 +26,6 @@ _OF_NO_MATTER = {
 
 def describe_environment(launcher: str) -> dict[str, Any]:
     """Return hardware, versions, variables that affect speed, and the launcher; equal on equal machines."""
-    from headway.telemetry.hardware import hardware_facts
-    from headway.telemetry.provenance import environment
-
     facts = environment()
     variables = {
         name: value

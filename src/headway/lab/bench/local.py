@@ -21,6 +21,10 @@ from headway.lab.bench.blocks import block
 from headway.lab.bench.launchers import lead_file
 from headway.lab.bench.suite import Cell
 from headway.lab.bench.worker import Spec, run_worker
+from headway.run.supervisor.agent import load_training
+from headway.run.supervisor.local_workers import WorkersFailed, start_workers
+from headway.run.supervisor.machines.interfaces import interface_of
+from headway.run.supervisor.machines.machine_role import find_number_and_lead
 from headway.run.supervisor.watchdog import in_words
 from headway.run.supervisor.worker import begin_process
 
@@ -34,8 +38,6 @@ def main() -> None:
     if cell.workers == 1:
         run_worker(path)
         return
-    from headway.run.supervisor.agent import load_training
-    from headway.run.supervisor.local_workers import WorkersFailed, start_workers
 
     try:
         part = MachinePart.take()  # of a lead (`bench.machines`)
@@ -73,9 +75,6 @@ def _part(cell: Cell, lead: Path) -> MachinePart:
     Raises:
         ConfigError: it has not, or the address at which the others reach machine 0 cannot be found.
     """
-    from headway.run.supervisor.machines.interfaces import interface_of
-    from headway.run.supervisor.machines.machine_role import find_number_and_lead
-
     number, host, port = find_number_and_lead(cell.machines, os.environ)
     found = _resolve(host, port)
     if number == 1:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from headway.config.loading.reference import descriptions
 from headway.config.strategies import STRATEGIES
 from headway.core.errors import DataError
 from headway.core.files.atomic import write_json
@@ -358,8 +359,6 @@ def _is_fuller(repeat: Repeat, before: Repeat) -> bool:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of a result."""
-    from headway.config.loading.reference import descriptions
-
     found = CellResult.model_json_schema()
     models = (CellResult, Repeat, Measurement, Communication, Energy, Cell)
     for model in models:

@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.config import Config, find_strategy, resolve_lanes, resolve_mesh
+from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.process.exit import exit_process
 from headway.core.statistics import quantile
 from headway.lab.bench.blocks import block
 from headway.lab.bench.results import CellResult, Communication, Energy, Measurement, Status
+from headway.models.facts import part_costs
 from headway.run.supervisor.worker import begin_process
+from headway.telemetry.hardware import device_name, peak_flops
+from headway.training.job import Job
+from headway.training.state_writer import NoWriter
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +97,6 @@ def measure(spec: Spec) -> None:
     """Join the other workers, train, and return the result, or the reason why there is none."""
     told = False
     try:
-        from headway.core.coordination.launched import world_size_from_environment
         from headway.run.session.join import join_workers
 
         config, size = spec.config, world_size_from_environment() or 1
@@ -120,12 +124,10 @@ def _trained(spec: Spec, world: World) -> Measurement:
     from headway.lab.bench.meter import Meter, begin_memory, host_to_device, product_flops
     from headway.run.session.assemble import assemble
     from headway.run.session.grid import common_threads
-    from headway.training.job import Job
     from headway.training.loop import train_loop
     from headway.training.setup.compiling import compile_model
     from headway.training.setup.precision import begin_scaling
     from headway.training.staged import check_model_is_cut
-    from headway.training.state_writer import NoWriter
 
     config = spec.config
     grid = resolve_lanes(config, world.mesh.data)
@@ -211,8 +213,6 @@ def _measurement(
     workers: Sequence[dict[str, Any]],
 ) -> Measurement:
     """Combine the figures of all workers into one measurement."""
-    from headway.telemetry.hardware import device_name, peak_flops
-
     config, name = spec.config, device_name(device)
     tokens_per_second = meter.items / meter.seconds
     flops, peak = task.flops_per_item, peak_flops(name, config.train.precision)
@@ -280,8 +280,6 @@ def _hfu(config: Config, task: Task, flops: float | None, mfu: float | None) -> 
     `full` computes the forward pass of every layer twice, a third of what training on it takes. What `selective`
     recomputes does not count here.
     """
-    from headway.models.facts import part_costs
-
     kind = config.train.activation_checkpointing
     if mfu is None or flops is None or kind == "selective":
         return None

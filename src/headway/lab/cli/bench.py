@@ -16,7 +16,18 @@ from headway.command_line import (
     print_table,
     writing,
 )
-from headway.core.console import print_line, print_lines
+from headway.core.console import notice, print_line, print_lines, warning
+from headway.core.errors import ConfigError
+from headway.core.format import counted
+from headway.lab.bench.collect import collect as read
+from headway.lab.bench.comparison import HEADERS as CHANGES
+from headway.lab.bench.launchers import MACHINES
+from headway.lab.bench.machines import SuiteMachines, find_membership, measure_for_lead
+from headway.lab.bench.report import load_report, write_report
+from headway.lab.bench.results import schema as of_result
+from headway.lab.bench.runner import MeasureOptions, open_matrix, parse_part, run_matrix, stoppable, to_do
+from headway.lab.bench.suite import ON_CPU, load_suite
+from headway.telemetry.hardware import local_accelerators
 
 if TYPE_CHECKING:
     from headway.lab.bench.runner import Matrix
@@ -120,13 +131,6 @@ def run(
     """Run `headway bench run`."""
     import sys
 
-    from headway.core.console import notice
-    from headway.lab.bench.launchers import MACHINES
-    from headway.lab.bench.machines import SuiteMachines, find_membership, measure_for_lead
-    from headway.lab.bench.runner import MeasureOptions, open_matrix, parse_part, run_matrix, stoppable
-    from headway.lab.bench.suite import ON_CPU, load_suite
-    from headway.telemetry.hardware import local_accelerators
-
     given = {"retries": retries, "timeout_seconds": timeout}
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
     accelerator = bool(local_accelerators())
@@ -204,10 +208,6 @@ def collect(
 
     Exit codes: 0 found, 1 nothing found, 2 usage, 3 a result cannot be read.
     """
-    from headway.core.console import warning
-    from headway.core.format import counted
-    from headway.lab.bench.collect import collect as read
-
     with writing(output):
         found = read(sources, output)
     for place in found.broken:
@@ -240,8 +240,6 @@ def schema() -> None:
 
     headway bench schema > result.schema.json
     """
-    from headway.lab.bench.results import schema as of_result
-
     print_json(of_result())
 
 
@@ -252,11 +250,6 @@ def register(app: typer.Typer) -> None:
 
 def _report_results(folder: Path, as_json: bool, compare: Path | None = None) -> None:
     """Write the report, and print a summary of it."""
-    from headway.core.console import notice
-    from headway.core.errors import ConfigError
-    from headway.lab.bench.comparison import HEADERS as CHANGES
-    from headway.lab.bench.report import load_report, write_report
-
     found = load_report(folder, compare)
     if as_json:
         results = [result.model_dump(mode="json") for result in found.results]
@@ -290,8 +283,6 @@ def _report_results(folder: Path, as_json: bool, compare: Path | None = None) ->
 
 
 def _list_cells(matrix: Matrix, as_json: bool) -> None:
-    from headway.lab.bench.runner import to_do
-
     missing = [planned.key for _, planned in to_do(matrix)]
     rows = []
     for planned in matrix.cells:

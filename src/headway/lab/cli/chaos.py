@@ -9,6 +9,10 @@ import typer
 
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, seconds_of, writing
 from headway.core.console import print_lines
+from headway.core.errors import ConfigError
+from headway.core.files.atomic import write_json
+from headway.core.files.scratch import scratch_folder
+from headway.run.session.completed import in_steps
 
 HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
 
@@ -108,11 +112,7 @@ def chaos(
     """Run `headway chaos`."""
     from contextlib import nullcontext
 
-    from headway.core.errors import ConfigError
-    from headway.core.files.atomic import write_json
-    from headway.core.files.scratch import scratch_folder
     from headway.lab.chaos.report import render, run_campaign
-    from headway.run.session.completed import in_steps
 
     try:
         counts = [int(count) for count in workers.split(",")]

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.command_line import JsonOption, OverridesArgument, load, print_json, print_table
-from headway.core.console import print_line, print_lines
+from headway.config.units import parse_count
+from headway.core.console import is_first_worker, print_line, print_lines
+from headway.core.errors import ConfigError
+from headway.core.format import counted, format_bytes
+from headway.lab.doctor.examine import Examination
+from headway.lab.doctor.examine import as_json as result
+from headway.lab.doctor.findings import worst
 
 if TYPE_CHECKING:
     from headway.lab.doctor.bandwidth import Communication
@@ -75,8 +81,6 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway doctor`."""
-    from headway.core.errors import ConfigError
-
     if device not in ("auto", "cuda", "cpu"):
         raise ConfigError(f"there is no device '{device}'", where="--device", fix="auto, cuda or cpu")
     loaded = load(config, overrides, trains=False) if config is not None else None
@@ -85,8 +89,6 @@ def doctor(
     if communication:
         _communication(workers, device, sizes, profile=wanted, determinism=determinism, as_json=as_json)
         return
-
-    from headway.lab.doctor.examine import Examination
 
     folders = {"runs": loaded.runs, "store": loaded.data.store} if loaded else {"here": Path()}
     examination = Examination(
@@ -104,10 +106,6 @@ def doctor(
 
 
 def _examine(examination: Examination, as_json: bool) -> None:
-    from headway.core.errors import ConfigError
-    from headway.lab.doctor.examine import as_json as result
-    from headway.lab.doctor.findings import worst
-
     examined = examination.examine()
     try:
         profile = examination.profile
@@ -122,8 +120,6 @@ def _examine(examination: Examination, as_json: bool) -> None:
 
 
 def _print(examined: list[Examined], profile: Profile | None) -> None:
-    from headway.core.format import counted
-
     for subject in examined:
         print_line(subject.subject)
         for finding in subject.findings:
@@ -169,7 +165,6 @@ def _communication(
     workers: int | None, device: str, sizes: str | None, *, profile: str, determinism: str, as_json: bool
 ) -> None:
     parsed = _sizes(sizes) if sizes is not None else None
-    from headway.core.console import is_first_worker
     from headway.lab.doctor.workers import run_communication
 
     found = run_communication(workers, device, parsed, profile, determinism=determinism)
@@ -182,9 +177,6 @@ def _communication(
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    from headway.config.units import parse_count
-    from headway.core.errors import ConfigError
-
     try:
         sizes = tuple(parse_count(part.strip(), "bytes") for part in text.split(","))
     except ValueError as error:
@@ -195,8 +187,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _print_communication(found: Communication) -> None:
-    from headway.core.format import counted, format_bytes
-
     where = counted(found.machines, "machine")
     print_line(f"{found.workers} workers on {where}, {found.device}, {found.backend}")
     print_line()

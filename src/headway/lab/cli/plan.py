@@ -16,8 +16,22 @@ from headway.command_line import (
     print_table,
     seconds_of,
 )
+from headway.config.loading.load import given_value
+from headway.config.sections.cost import parse_budget
 from headway.core.console import print_line, print_lines
+from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes, format_count, format_seconds
+from headway.core.user_command import suggest
+from headway.cost.forecast import cheapest_within, fastest_within
+from headway.cost.pricing import price_of
+from headway.lab.bench.own_task import measure_task
+from headway.lab.plan.accelerators import parse_machines, this_machine
+from headway.lab.plan.offers import as_json as forecasts_as_json
+from headway.lab.plan.offers import forecasts, measured_goodput
+from headway.lab.plan.prepare import make_plan
+from headway.lab.plan.recommend import USABLE_SHARE, command
+from headway.lab.plan.speed import RANGE, assumptions
+from headway.run.session.completed import in_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,8 +130,6 @@ def plan(
         if not gpus:
             raise _no_machines()
         gpus, *others = gpus.split(",")
-    from headway.lab.plan.accelerators import parse_machines, this_machine
-    from headway.lab.plan.prepare import make_plan
 
     given = list(overrides or [])
     if (own := _task_of_its_own(config, given)) is not None:
@@ -135,8 +147,6 @@ def plan(
     made = make_plan(loaded, machines, tokens_per_second)
     found = [] if limits is None else _forecasts(made, loaded, others, config, overrides or [])
     if as_json:
-        from headway.lab.plan.offers import as_json as forecasts_as_json
-
         print_json({**made.as_json(), **({} if limits is None else {"offers": forecasts_as_json(found)})})
         return
     _print_plan(made, str(config), given)
@@ -146,9 +156,6 @@ def plan(
 
 def _limits(deadline: str | None, budget: str | None) -> tuple[float | None, float | None] | None:
     """Parse the deadline in hours and the budget in dollars; None without both."""
-    from headway.config.sections.cost import parse_budget
-    from headway.core.errors import ConfigError
-
     if deadline is None and budget is None:
         return None
     hours = None if deadline is None else seconds_of(deadline, "--deadline", "12h") / 3600
@@ -159,8 +166,6 @@ def _limits(deadline: str | None, budget: str | None) -> tuple[float | None, flo
 
 
 def _no_machines() -> Exception:
-    from headway.core.errors import ConfigError
-
     return ConfigError(
         "offers are compared for named machines",
         where="--deadline, --budget",
@@ -170,8 +175,6 @@ def _no_machines() -> Exception:
 
 def _task_of_its_own(config: Path, overrides: list[str]) -> Config | None:
     """Return the config if it has a task of its own."""
-    from headway.config.loading.load import given_value
-
     return load(config, overrides) if given_value(config, overrides, "task") is not None else None
 
 
@@ -181,11 +184,6 @@ def _plan_task(config: Config, elsewhere: Mapping[str, Any], as_json: bool) -> N
     Raises:
         ConfigError: it is to be planned for other machines; or it cannot be trained here.
     """
-    from headway.core.errors import ConfigError
-    from headway.core.user_command import suggest
-    from headway.cost.pricing import price_of
-    from headway.lab.bench.own_task import measure_task
-
     asked = [name for name, value in elsewhere.items() if value is not None]
     if asked:
         raise ConfigError(
@@ -230,12 +228,6 @@ def _forecasts(
     made: Plan, loaded: Config, others: Sequence[str], config: Path, overrides: Sequence[str]
 ) -> list[Forecast]:
     """Forecast a plan, and those of the same config on other machines."""
-    from headway.core.errors import ConfigError
-    from headway.cost.pricing import price_of
-    from headway.lab.plan.accelerators import parse_machines
-    from headway.lab.plan.offers import forecasts, measured_goodput
-    from headway.lab.plan.prepare import make_plan
-
     goodput = measured_goodput(loaded.runs)
     found = forecasts(made, goodput, price_of(loaded.cost, loaded.usd_per_hour, made.machines.count))
     for name in others:
@@ -249,8 +241,6 @@ def _forecasts(
 
 
 def _print_offers(found: Sequence[Forecast], deadline: float | None, budget: float | None) -> None:
-    from headway.cost.forecast import cheapest_within, fastest_within
-
     print_line()
     if not found:
         print_line("offers: none is known with these accelerators (headway prices), or the speed is unknown")
@@ -304,8 +294,6 @@ def _check_options_of_machines(per_node: int | None, interconnect: str | None) -
     Raises:
         ConfigError: one of them is given.
     """
-    from headway.core.errors import ConfigError
-
     given = {"--per-node": per_node, "--interconnect": interconnect}
     names = [name for name, value in given.items() if value is not None]
     if names:
@@ -324,9 +312,6 @@ def _load_any_micro_batch(config: Path, overrides: list[str]) -> tuple[Config, l
     Returns:
         The config, and the overrides that gave it.
     """
-    from headway.core.errors import ConfigError
-    from headway.run.session.completed import in_steps
-
     key = "train.micro_batch"
     try:
         return in_steps(load(config, overrides)), overrides
@@ -405,9 +390,6 @@ def _line(made: Plan, option: Option) -> list[str]:
 
 
 def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
-    from headway.lab.plan.recommend import USABLE_SHARE, command
-    from headway.lab.plan.speed import assumptions
-
     chosen, reason = made.recommendation.option, made.recommendation.reason
     if chosen is None:
         print_line(f"no recommendation: {reason}")
@@ -415,8 +397,6 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
     hours, energy, cost = made.hours(chosen), made.energy_kwh(chosen), made.cost_usd(chosen)
     assert chosen.memory is not None and chosen.layout is not None
     if cost is not None and made.measured_tokens_per_second is None and hours is not None:
-        from headway.lab.plan.speed import RANGE
-
         price = f"${cost / RANGE[1]:,.2f} to ${cost / RANGE[0]:,.2f}"
     else:
         price = "" if cost is None else f"${cost:,.2f}"
@@ -451,8 +431,6 @@ def _about(value: float | None) -> str:
 
 def _speed(made: Plan, option: Option) -> str:
     """Format the throughput of an option as a range, unless it was measured."""
-    from headway.lab.plan.speed import RANGE
-
     value = made.tokens_per_second(option)
     if value is None or made.measured_tokens_per_second is not None:
         return format_count(value)
@@ -461,8 +439,6 @@ def _speed(made: Plan, option: Option) -> str:
 
 def _time(made: Plan, hours: float | None) -> str:
     """Format the time of the run as a range, unless the throughput was measured."""
-    from headway.lab.plan.speed import RANGE
-
     if hours is None or made.measured_tokens_per_second is not None:
         return format_seconds(None if hours is None else hours * 3600)
     return " to ".join(format_seconds(hours * 3600 / share) for share in reversed(RANGE))

@@ -9,6 +9,20 @@ import typer
 
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
 from headway.core.console import print_line, print_lines
+from headway.core.errors import ConfigError
+from headway.core.format import counted, format_bytes
+from headway.lab.profiling.roofline import ceiling_text, seconds_text
+from headway.lab.profiling.tables import (
+    OPERATOR_HEADERS,
+    operator_rows,
+    part_headers,
+    part_rows,
+    profiler_text,
+    spread_text,
+    summary_line,
+    warnings,
+)
+from headway.run.session.completed import in_steps
 
 if TYPE_CHECKING:
     from headway.lab.profiling.record import Profile
@@ -57,11 +71,8 @@ def profile(
     from headway.lab.profiling.profiler import Plan
     from headway.lab.profiling.run import TRACED_STEPS, check
     from headway.lab.profiling.run import profile as run
-    from headway.run.session.completed import in_steps
 
     if dry_run and as_json:
-        from headway.core.errors import ConfigError
-
         raise ConfigError("a dry run has no result in JSON", where="--dry-run, --json", fix="leave one of them out")
     loaded = in_steps(load(config, overrides))
     plan = Plan(warmup, steps, min(TRACED_STEPS, steps), memory_snapshot)
@@ -75,8 +86,6 @@ def profile(
         return
     found = run(loaded, plan, output)
     if as_json:
-        from headway.lab.profiling.tables import warnings
-
         more = {"verdict": found.verdict, "spread": found.spread.model_dump(mode="json"), "warnings": warnings(found)}
         print_json({**found.model_dump(mode="json"), **more})
     else:
@@ -84,19 +93,6 @@ def profile(
 
 
 def _print_profile(found: Profile, output: Path) -> None:
-    from headway.core.format import counted, format_bytes
-    from headway.lab.profiling.roofline import ceiling_text, seconds_text
-    from headway.lab.profiling.tables import (
-        OPERATOR_HEADERS,
-        operator_rows,
-        part_headers,
-        part_rows,
-        profiler_text,
-        spread_text,
-        summary_line,
-        warnings,
-    )
-
     slowest = found.workers[found.slowest]
     print_line(summary_line(found))
     print_line()

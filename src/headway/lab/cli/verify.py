@@ -9,6 +9,7 @@ import typer
 
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.core.console import print_line
+from headway.run.session.completed import in_steps
 
 HELP = """Check that a config is reproducible bit for bit, as its determinism promises.
 
@@ -42,7 +43,6 @@ def verify(
 ) -> None:
     """Run `headway verify`."""
     from headway.lab.verify.reproducibility import verify as run
-    from headway.run.session.completed import in_steps
 
     verdict = run(in_steps(load(config, overrides)), steps, other_workers)
     if as_json:

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from headway.core.errors import ConfigError
 from headway.core.machine.memory import allowed_bytes
 from headway.core.machine.system import Machine
-from headway.telemetry.hardware import peak_flops
+from headway.telemetry.hardware import cpu_name, local_accelerators, peak_flops
 
 #: GB/s in one direction of a slot with 16 lanes, by generation (PCI-SIG base specifications 3.1, 4.0, 5.0).
 _PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
@@ -252,8 +252,6 @@ def this_machine(
         machine: Where to look for the available memory.
         memory_gib: Memory of an accelerator, or of a worker on the processor, instead of what is found.
     """
-    from headway.telemetry.hardware import cpu_name, local_accelerators
-
     found = local_accelerators() if accelerators else []
     if not found:
         gib = memory_gib or allowed_bytes(machine or Machine()) / 2**30 / workers

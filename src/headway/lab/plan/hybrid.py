@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from headway.config import ModelConfig
 from headway.lab.plan.activations import Activations, element_bytes, loss_bytes
 from headway.lab.plan.pretrained import HALF, traced_activations
 from headway.lab.plan.trace import Trace, trace_decoder
@@ -38,8 +39,6 @@ def hybrid_activations(config: Config, model: ModelConfig, layout: Layout, devic
 
 @lru_cache(maxsize=16)
 def _traced(dumped: str, precision: str, shape: tuple[int, int], mode: Literal["none", "selective"]) -> Trace:
-    from headway.config import ModelConfig
-
     with torch.device("meta"), NoFirstValues():
         model = Decoder(ModelConfig.model_validate_json(dumped))
     return trace_decoder(model, shape, mode=mode, half=HALF.get(precision))

@@ -23,6 +23,7 @@ from headway.lab.plan.recommend import (
 )
 from headway.lab.plan.speed import assumptions
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
+from headway.models.hub.folder import settings_folder
 from headway.models.shape import embedding_rows
 from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
@@ -244,7 +245,6 @@ def complete_model(config: Config) -> tuple[ModelConfig, str]:
     model = config.model
     if model.from_pretrained is not None:
         from headway.models.build import complete
-        from headway.models.hub.folder import settings_folder
 
         source = settings_folder(model.from_pretrained, with_code=model.trust_remote_code)
         found = complete(model.model_copy(update={"from_pretrained": source}), 1)

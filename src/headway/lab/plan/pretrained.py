@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 
+from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, LayerSizes, element_bytes, loss_bytes
 from headway.lab.plan.stages import Stage, Weight
 from headway.lab.plan.trace import Trace, trace_model
+from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.sizes import model_without_weights
+from headway.models.hub.transformers_model import read_config
 from headway.parallel.fsdp import wrap_units
 
 if TYPE_CHECKING:
@@ -212,10 +215,6 @@ def _check_layout(config: Config, layout: Layout) -> None:
 
 @lru_cache(maxsize=2)
 def _built_of(dumped: str, precision: str) -> tuple[TransformersModel, list[nn.Module]]:
-    from headway.config import ModelConfig
-    from headway.models.hub.frozen import freeze_as_configured
-    from headway.models.hub.transformers_model import read_config
-
     config = ModelConfig.model_validate_json(dumped)
     model = copy.deepcopy(model_without_weights(config))
     freeze_as_configured(model, precision, published=getattr(read_config(config), "dtype", None))

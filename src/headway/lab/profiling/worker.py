@@ -7,9 +7,12 @@ import os
 import sys
 from pathlib import Path
 
+from headway.config import load_config
 from headway.core.errors import Preempted
 from headway.core.files.atomic import atomic_write
 from headway.core.process.exit import exit_process
+from headway.run.session.attempt import RunOptions
+from headway.run.session.preflight import RunPlan
 from headway.run.supervisor.worker import begin_process, keep_log, reasons_in
 
 
@@ -29,10 +32,7 @@ def main() -> None:
 
 
 def _profile(folder: Path, rank: int) -> None:
-    from headway.config import load_config
     from headway.lab.profiling.profiler import Plan, Profiler
-    from headway.run.session.attempt import RunOptions
-    from headway.run.session.preflight import RunPlan
     from headway.run.session.session import run_in_this_process
 
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)

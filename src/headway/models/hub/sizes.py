@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headway.config import ModelConfig
 from headway.models.hub.folder import base_folder
 from headway.models.hub.transformers_model import (
     TransformersModel,
@@ -54,8 +55,6 @@ def model_without_weights(config: ModelConfig) -> TransformersModel:
 
 @lru_cache(maxsize=2)  # large models take seconds, and several sizes are asked of one
 def _made(dumped: str) -> TransformersModel:
-    from headway.config import ModelConfig
-
     config = ModelConfig.model_validate_json(dumped)
     found = read_config(config)
     assert config.from_pretrained is not None, "read_config has checked it"

@@ -22,6 +22,7 @@ from headway.core.types import IGNORE_TARGET, Checkpointing, Fusion
 from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.fusions import find_fusions
+from headway.models.hub.lora import add_adapter, load_adapter
 from headway.models.hub.router_loss import balance_loss
 from headway.models.huggingface.folder import check_is_there
 from headway.models.huggingface.largest import check_sizes
@@ -455,8 +456,6 @@ def with_adapter(config: ModelConfig, network: Any, seed: int) -> TransformersMo
     assert config.from_pretrained is not None
     folder = open_folder(config.from_pretrained, with_code=config.trust_remote_code)
     if is_adapter(folder):
-        from headway.models.hub.lora import load_adapter
-
         if config.adapter is not None:
             raise ConfigError(
                 "the pretrained model is an adapter already", where="model.adapter", fix="leave model.adapter out"
@@ -465,8 +464,6 @@ def with_adapter(config: ModelConfig, network: Any, seed: int) -> TransformersMo
             network = load_adapter(network, folder)
         check_finite(network.named_parameters(), folder)
     elif config.adapter is not None:
-        from headway.models.hub.lora import add_adapter
-
         with quiet():
             network = add_adapter(network, config.adapter, seed)
     return TransformersModel(config, network)

@@ -41,6 +41,9 @@ from headway.core.files.atomic import atomic_write, write_json
 from headway.core.files.hashes import fingerprint
 from headway.core.process.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.cost.pricing import price_of
+from headway.data.remote_store import tokenizer_folder
+from headway.data.tokenizing.tokenizer import keep_copy
+from headway.data.used_by import keep_manifest, mark_use
 from headway.run.directory.account import stopped_by_budget
 from headway.run.directory.audit import move_log, record
 from headway.run.directory.ledger import Ledger
@@ -141,9 +144,6 @@ def describe(attempt: Attempt, config: Config, fingerprints: Mapping[str, str], 
         write_json(folder / "run.json", record)
     if "tokenizer" in fingerprints:
         # Keep copies: the store may change or vanish while the run's checkpoints are still to be exported.
-        from headway.data.remote_store import tokenizer_folder
-        from headway.data.tokenizing.tokenizer import keep_copy
-        from headway.data.used_by import keep_manifest, mark_use
 
         keep_copy(tokenizer_folder(config.data), attempt.run / "tokenizer", fingerprints["tokenizer"])
         keep_manifest(attempt.run, config.data.store, fingerprints["data"])

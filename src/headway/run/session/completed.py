@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, load_resolved
+from headway.config.checks.contradictions import logits_problems
+from headway.config.derived.experts import BALANCE_KEYS, decoder_problems
 from headway.config.derived.identity import changed_values
 from headway.config.sections.data import vocabulary_problems
 from headway.config.sections.segments import Segment
@@ -18,7 +20,11 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.files.foreign import read_bytes
 from headway.core.hub import is_on_hub, is_pinned, split_hub_name
 from headway.core.user_command import suggest
+from headway.data.made_of import differences, made_of, unknown_code
+from headway.data.remote_store import open_store
 from headway.data.store_manifest import MANIFEST, read_manifest
+from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
+from headway.models.hub.folder import base_folder, open_folder, pinned_source
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import ACCEPT, RunOptions
 
@@ -71,8 +77,6 @@ def why_prepare(config: Config, options: RunOptions) -> str | None:
 
 def _report_unknown_code(data: DataConfig) -> None:
     """Report the cleaning functions that cannot be compared with those that a store was made with."""
-    from headway.data.made_of import unknown_code
-
     with suppress(DataError):  # of a damaged manifest: reported by whoever opens the store
         manifest = read_manifest(data.store)
         if "imported" not in manifest and (names := unknown_code(data, manifest)):
@@ -84,8 +88,6 @@ def _report_unknown_code(data: DataConfig) -> None:
 
 def _check_same_data(run: RunDirectory, data: DataConfig) -> None:
     """Check that a run whose store is gone would get the same one again."""
-    from headway.data.made_of import made_of
-
     differing = changed_values(made_of(load_resolved(run.config_path).data), made_of(data))
     if differing:
         raise ConfigError(
@@ -106,7 +108,6 @@ def completed(config: Config, options: RunOptions | None = None) -> tuple[Config
         HeadwayError: the data is missing or does not fit, or the model cannot be made or cut as the config says.
     """
     # Open the store before torch is imported, so that a missing store is reported at once.
-    from headway.data.remote_store import open_store
 
     started = world_size_from_environment() is not None  # by an agent, which also sets the number on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
@@ -138,7 +139,6 @@ def in_steps(config: Config) -> Config:
             fix=suggest("data prepare"),
         )
     from headway.data.feeding.training_rows import training_rows
-    from headway.data.remote_store import open_store
 
     length = config.train.sequence_length
     rows = sum(training_rows(config.data, length, open_store(config.data), config.segments).counts(length))
@@ -157,8 +157,6 @@ def shaped(config: Config, vocab_size: int) -> Config:
     Raises:
         HeadwayError: the model or its teacher cannot be made or cut as the config says, or cannot compute its rows.
     """
-    from headway.config.checks.contradictions import logits_problems
-    from headway.config.derived.experts import decoder_problems
     from headway.models.build import complete
 
     config = _as_begun(config)
@@ -184,8 +182,6 @@ def check_same_ids(config: Config, vocabulary: bytes, where: Path) -> None:
     Raises:
         ConfigError: an id means different tokens.
     """
-    from headway.models.hub.folder import base_folder, open_folder
-
     if config.model.from_pretrained is not None:
         _check_tokenizer(config, open_folder(config.model.from_pretrained), vocabulary, where)
     if config.distill is not None:
@@ -219,7 +215,6 @@ def _as_begun(config: Config) -> Config:
     Raises:
         ConfigError: a source is not there, or a run that begins asks for two codes.
     """
-    from headway.config.derived.experts import BALANCE_KEYS
     from headway.models.hub.implementation import check_own_code, choose_implementation
     from headway.training.custom_loss import teacher_config
 
@@ -264,7 +259,6 @@ def _pinned(source: Path | str, known: Sequence[Path | str | None]) -> Path | st
     for before in known:
         if before is not None and is_pinned(before) and split_hub_name(str(before))[0] == name:
             return before
-    from headway.models.hub.folder import pinned_source
 
     return pinned_source(source)
 
@@ -277,8 +271,6 @@ def _check_made_of(config: Config, store: TokenStore, options: RunOptions | None
     Raises:
         ConfigError: it is not, and a run would begin with it. Only under a launcher of workers nothing prepares it.
     """
-    from headway.data.made_of import differences
-
     is_given = config.data.remote is not None or "imported" in store.manifest
     differing = [] if is_given else differences(config.data, store.manifest)
     if not differing:
@@ -322,7 +314,6 @@ def _check_tokenizer(config: Config, pretrained: Path, content: bytes, ours: Pat
         )
     if not theirs.is_file() or content == read_bytes(theirs):
         return
-    from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
 
     parsed = parse(content, str(ours)), parse(read_bytes(theirs), str(theirs))
     conflict = first_conflict(*map(vocabulary, parsed))

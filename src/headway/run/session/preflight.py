@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 from headway.config import Config, LaneGrid, MeshShape, resolve_lanes, resolve_mesh
 from headway.core.coordination.launched import world_size_from_environment
+from headway.models.facts import count_parameters
 from headway.run.directory.fetch_records import fetch_records
+from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_keys_present
 from headway.run.session.completed import completed
+from headway.run.session.spending import check_cost
 
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
@@ -66,7 +69,6 @@ class RunPlan:
 
     def facts(self) -> dict[str, int]:
         """Return the facts about the model for the run's record."""
-        from headway.models.facts import count_parameters
         from headway.training.own_task import task_facts
 
         if self.own is not None:
@@ -107,7 +109,6 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
     if options is not None:
         # Loads NumPy, which the supervisor's process must not.
         from headway.run.session.changes import StoreData, settle_segments
-        from headway.run.session.spending import check_cost
 
         if begins and not options.restart:
             fetch_records(config, store.fingerprint)
@@ -123,10 +124,8 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
 
 def _examine_task(config: Config, options: RunOptions | None, *, begins: bool) -> RunPlan:
     """Examine the run of a task of the user's own."""
-    from headway.run.directory.ledger import Ledger
     from headway.run.session.changes import DatasetData, settle_segments
     from headway.run.session.parts import check_parts
-    from headway.run.session.spending import check_cost
     from headway.training.own_task import build_task, named_code, rows_fingerprint
 
     named_code(config)

@@ -26,6 +26,7 @@ from headway.run.notices import watching_for
 from headway.run.session.attempt import RunOptions, describe, is_finished, preemptible, record_preemption
 from headway.run.session.completed import settled
 from headway.run.session.preflight import RunPlan, examine
+from headway.run.session.spending import check_cost
 from headway.run.supervisor.agent import run_agent
 from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.local_workers import ONE_THREAD
@@ -68,8 +69,6 @@ def run_attempt(channel: AttemptChannel, config: Config, options: RunOptions, nu
 def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
     """Run a further attempt without repeating the checks of the one before: the time to the next step counts."""
     if config.budget.usd is not None:
-        from headway.run.session.spending import check_cost  # loads NumPy
-
         check_cost(config, options)
     if config.parallel.all_workers == 1:
         from headway.run.session.session import run_in_this_process

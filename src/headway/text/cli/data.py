@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load_text, print_json
-from headway.core.console import print_line, print_lines
+from headway.config.sections.data import vocabulary_problems
+from headway.core.console import notice, print_line, print_lines, progress
+from headway.core.errors import ConfigError, DataError
+from headway.core.process.exit import allow_fast_exit
 from headway.core.user_command import suggest
+from headway.data.store import TokenStore
+from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
 from headway.text.cli import importing, inspect, listing, preview
 from headway.text.cli.inspect import StoreArgument, open_store
+from headway.text.preparing.clusters import find_pool
+from headway.text.preparing.prepare import prepare as prepare_store
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -69,11 +76,6 @@ def prepare(
     """
     from dataclasses import asdict
 
-    from headway.config.sections.data import vocabulary_problems
-    from headway.core.console import notice
-    from headway.core.process.exit import allow_fast_exit
-    from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
-
     # Nothing here multiplies matrices, and NumPy's idle threads would spin and slow down the others.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Pydantic would search the metadata of every installed package for plugins.
@@ -89,7 +91,6 @@ def prepare(
         listing.list_sources(settings, json, pool)
         return
     begin_loading_file(settings.tokenizer.path, settings.tokenizer.encoder)
-    from headway.text.preparing.prepare import prepare as prepare_store
 
     # On a cluster, the option counts the processes of a task; this machine does what cannot travel.
     own = workers if pool is None else None
@@ -110,9 +111,7 @@ def prepare(
 
 def _untrained_notices(config: Config) -> list[str]:
     """Return a line for each row length of a run about its rows none of whose tokens is trained."""
-    from headway.core.errors import DataError
     from headway.data.feeding.training_rows import row_lengths, training_rows
-    from headway.data.store import TokenStore
 
     try:
         rows = training_rows(config.data, config.train.sequence_length, TokenStore.open(config.data.store))
@@ -127,10 +126,8 @@ def _pool(config: Config, on: str | None, tasks: int | None, workers: int | None
     if on is None:
         if tasks is None:
             return None
-        from headway.core.errors import ConfigError
 
         raise ConfigError("--tasks counts those of a cluster", where="--tasks", fix="--on ray | slurm, or --workers")
-    from headway.text.preparing.clusters import find_pool
 
     return find_pool(on)(config, tasks=tasks, workers=workers or 1)
 
@@ -143,9 +140,6 @@ def verify(store: StoreArgument, overrides: OverridesArgument = None, json: Json
 
     headway data verify data/quickstart
     """
-    from headway.core.console import progress
-    from headway.core.errors import DataError
-
     opened = open_store(store, overrides, check=False)
     with progress("verifying", opened.size_bytes, "B") as bar:
         problems = opened.verify(bar.advance)

@@ -9,6 +9,8 @@ import typer
 
 from headway.command_line import JsonOption, print_json, print_table
 from headway.core.console import print_line, print_lines
+from headway.core.format import format_bytes
+from headway.text.importing.store import import_store, plan_import
 
 if TYPE_CHECKING:
     from headway.text.importing.store import ImportPlan, ImportReport
@@ -85,8 +87,6 @@ def import_(
     """Run `headway data import`."""
     from dataclasses import asdict
 
-    from headway.text.importing.store import import_store, plan_import
-
     plan = plan_import(
         kind,
         paths,
@@ -109,8 +109,6 @@ def import_(
 
 
 def _list(plan: ImportPlan, output: Path, json: bool) -> None:
-    from headway.core.format import format_bytes
-
     if json:
         print_json(
             [

@@ -17,6 +17,13 @@ from headway.command_line import (
     writing,
 )
 from headway.core.console import exact_results, print_line, print_lines
+from headway.data import remote_store
+from headway.data.feeding.mixture import is_mixed
+from headway.data.feeding.segmented import plan_of
+from headway.data.store import REPORT, TokenStore
+from headway.text.inspect import describe_store, fertility, sample_text
+from headway.text.report.counts import reasons_text, removed_of, removed_share
+from headway.text.report.page import write_data_report
 
 # Columns of the table of duplicates, and their names in the report of the search.
 _DUPLICATES = {
@@ -56,8 +63,6 @@ def inspect(
     headway data inspect run.yaml --examples 5
     headway data inspect run.yaml --json
     """
-    from headway.text.inspect import describe_store, sample_text
-
     opened = open_store(store, overrides)
     facts = describe_store(opened)
     if json:
@@ -107,10 +112,6 @@ def report(
     headway data report data/quickstart
     headway data report run.yaml --output data.html
     """
-    from headway.data.store import REPORT
-    from headway.text.inspect import describe_store, fertility
-    from headway.text.report.page import write_data_report
-
     check_folder(output)
     opened = open_store(store, overrides)
     facts = describe_store(opened)
@@ -127,8 +128,6 @@ def report(
 
 def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) -> dict[str, float]:
     """Return each source's share of the run's rows; empty if it depends on a length that the config leaves open."""
-    from headway.data.feeding.mixture import is_mixed
-    from headway.data.feeding.segmented import plan_of
     from headway.data.feeding.training_rows import training_rows
 
     settings = load_text(config, overrides, trains=False)
@@ -155,8 +154,6 @@ def _print_sources(sources: list[dict[str, Any]]) -> None:
 
 def _print_removed(sources: list[dict[str, Any]], found: dict[str, Any] | None) -> None:
     """Print what cleaning and deduplication have removed, each as a share of what was read."""
-    from headway.text.report.counts import removed_of
-
     total = removed_of(sources, found)
     if total is None or not (total.by_cleaning or total.as_duplicates):
         return
@@ -175,7 +172,6 @@ def _print_cleaning(source: dict[str, Any], examples: int) -> None:
     steps = (source.get("clean") or {}).get("steps", [])
     if not steps:
         return
-    from headway.text.report.counts import reasons_text
 
     print_line()
     print_line(f"cleaning of {source['name']}:")
@@ -197,7 +193,6 @@ def _print_cleaning(source: dict[str, Any], examples: int) -> None:
 def _print_duplicates(found: dict[str, Any] | None) -> None:
     if not found:
         return
-    from headway.text.report.counts import removed_share
 
     print_line()
     print_line("duplicates:")
@@ -237,9 +232,6 @@ def _count(value: int | None, share: float | None = None) -> str:
 
 def open_store(path: Path, overrides: list[str] | None, *, check: bool = True) -> TokenStore:
     """Open the store in a folder, or the one of a config."""
-    from headway.data import remote_store
-    from headway.data.store import TokenStore
-
     if path.is_dir():
         return TokenStore.open(path, check=check)
     return remote_store.open_store(load_text(path, overrides, trains=False).data, check=check)

@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from headway.command_line import print_json, print_table
 from headway.core.console import print_line, print_lines
+from headway.core.format import UNKNOWN, counted, format_bytes
+from headway.text.preparing.units import units_of
+from headway.text.reading.endings import describe_left_out
+from headway.text.reading.sources import find_sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +26,6 @@ def list_sources(settings: DataConfig, json: bool, pool: DataPool | None = None)
     Raises:
         DataError: a source has no files, or cannot be reached.
     """
-    from headway.core.format import counted, format_bytes
-    from headway.text.reading.endings import describe_left_out
-    from headway.text.reading.sources import find_sources
-
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
     submitted = None if pool is None else pool.describe(_units(settings, sources))
     if json:
@@ -48,8 +48,6 @@ def list_sources(settings: DataConfig, json: bool, pool: DataPool | None = None)
 
 def _units(settings: DataConfig, sources: Sequence[Source]) -> int:
     """Return the number of units that other machines can process."""
-    from headway.text.preparing.units import units_of
-
     return sum(
         1
         for number, source in enumerate(sources)
@@ -59,8 +57,6 @@ def _units(settings: DataConfig, sources: Sequence[Source]) -> int:
 
 
 def _rows(source: Source) -> list[list[str]]:
-    from headway.core.format import UNKNOWN, format_bytes
-
     if source.stream:
         return [[source.name, "stream", UNKNOWN, source.location]]
     return [[source.name, _format(file), format_bytes(file.bytes), file.location] for file in source.files]

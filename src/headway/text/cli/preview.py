@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load_text, print_json, print_table
+from headway.config import resolve_grid
 from headway.core.console import exact_results, print_line
-from headway.core.format import printable
+from headway.core.format import UNKNOWN, counted, printable
+from headway.data.remote_store import open_store
+from headway.run.session.completed import in_steps
 
 if TYPE_CHECKING:
     from headway.data.feeding.preview import RowView, StepView
@@ -39,10 +42,7 @@ def preview(
     """
     from dataclasses import asdict
 
-    from headway.config import resolve_grid
     from headway.data.feeding.preview import preview_step
-    from headway.data.remote_store import open_store
-    from headway.run.session.completed import in_steps
 
     settings = in_steps(load_text(config, overrides))
     grid = resolve_grid(settings, settings.parallel.workers)
@@ -55,8 +55,6 @@ def preview(
 
 
 def _print(view: StepView, characters: int) -> None:
-    from headway.core.format import UNKNOWN, counted
-
     lane_size = f"{counted(view.micro_batches, 'micro-batch')} of {counted(view.micro_batch, 'row')}"
     size = f"{counted(view.lanes, 'lane')} of {lane_size}"
     named = f"step {view.step:,} of {view.steps:,} (which training calls step {view.step + 1:,})"

@@ -7,10 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, as_utf8, load_text, print_json, writing
-from headway.core.console import exact_results, print_line
+from headway.command_line import (
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    as_utf8,
+    load_text,
+    print_json,
+    print_table,
+    writing,
+)
+from headway.config.units import Bytes
+from headway.core.console import exact_results, notice, print_line
+from headway.core.errors import ConfigError, DataError
 from headway.core.user_command import suggest
+from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.cli import tokenizer_extend
+from headway.text.reading.sources import find_sources
+from headway.text.tokenizing.statistics import measure
+from headway.text.tokenizing.train import sample_text, train_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,9 +58,6 @@ def train(
 
     headway tokenizer train run.yaml data.tokenizer.pattern=llama3 -o llama3-like
     """
-    from headway.text.reading.sources import find_sources
-    from headway.text.tokenizing.train import train_tokenizer
-
     settings = load_text(config, overrides, trains=False).data
     wanted = settings.tokenizer
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
@@ -67,9 +79,6 @@ def _check_trained(trained: Tokenizer, asked: int) -> None:
     Raises:
         DataError: it has nothing but `<|endoftext|>` and the 256 bytes.
     """
-    from headway.core.console import notice
-    from headway.core.errors import DataError
-
     if trained.vocab_size <= 257:
         raise DataError(
             "there is no text to train a tokenizer on, or nothing in it repeats",
@@ -104,10 +113,6 @@ def inspect(
 
     headway tokenizer inspect run.yaml
     """
-    from headway.data.tokenizing.tokenizer import Tokenizer
-    from headway.text.reading.sources import find_sources
-    from headway.text.tokenizing.train import sample_text
-
     sample = [as_utf8(text, "--text")] if text is not None else []
     special = False
     if not path.is_dir() and path.suffix in (".yaml", ".yml"):
@@ -136,8 +141,6 @@ def _pattern_of(overrides: list[str]) -> str | None:
     Raises:
         ConfigError: other overrides are given.
     """
-    from headway.core.errors import ConfigError
-
     settings = dict(override.partition("=")[::2] for override in overrides)
     pattern = settings.pop("data.tokenizer.pattern", None)
     if settings:
@@ -176,11 +179,6 @@ def compare(
 
     headway tokenizer compare run.yaml data/first data/second --sample "20 MB"
     """
-    from headway.data.tokenizing.tokenizer import Tokenizer
-    from headway.text.reading.sources import find_sources
-    from headway.text.tokenizing.statistics import measure
-    from headway.text.tokenizing.train import sample_text
-
     overrides, paths = _sorted_arguments(tokenizers or [])
     settings = load_text(config, overrides, trains=False).data
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
@@ -208,9 +206,6 @@ def _sorted_arguments(arguments: list[str]) -> tuple[list[str], list[Path]]:
 def _bytes(text: str) -> int:
     from pydantic import TypeAdapter, ValidationError
 
-    from headway.config.units import Bytes
-    from headway.core.errors import ConfigError
-
     try:
         return max(1, int(TypeAdapter(Bytes).validate_python(text)))
     except ValidationError as error:
@@ -220,8 +215,6 @@ def _bytes(text: str) -> int:
 
 def _load_own(settings: DataConfig) -> tuple[Tokenizer, str]:
     """Load a config's tokenizer, the given one or that of its store; return it with its place."""
-    from headway.data.tokenizing.tokenizer import Tokenizer
-
     path = settings.tokenizer.path or settings.store
     return Tokenizer.load(path, settings.tokenizer.pattern), str(path)
 
@@ -259,8 +252,6 @@ def _print_facts(facts: dict[str, Any]) -> None:
 
 
 def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
-    from headway.command_line import print_table
-
     rows = []
     for name, figures in results:
         parts = {**figures.sources, **({"all": figures.total} if len(figures.sources) > 1 else {})}

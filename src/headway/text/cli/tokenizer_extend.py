@@ -9,6 +9,8 @@ import typer
 
 from headway.command_line import JsonOption, as_utf8, print_json, writing
 from headway.core.console import notice
+from headway.core.errors import ConfigError
+from headway.data.tokenizing.tokenizer import Tokenizer
 
 TokenOption = Annotated[
     list[str] | None,
@@ -44,8 +46,6 @@ def extend(
 
     headway tokenizer extend models/mine extended -t naphthalene -t anthracene
     """
-    from headway.core.errors import ConfigError
-    from headway.data.tokenizing.tokenizer import Tokenizer
     from headway.models.hub.new_tokens import extend_vocabulary, with_new_tokens
 
     plain, special = (

@@ -23,7 +23,9 @@ from headway.core.console import Progress, progress
 from headway.core.process.faults import fault_point
 from headway.data.in_use import check_not_in_use
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.text.dedup import DocumentPrints, prints_recipe
 from headway.text.preparing.collecting import KEPT, PRINTS, UnitCollector, search_files
+from headway.text.preparing.duplicates import Texts, search
 from headway.text.preparing.encode import PieceWorker
 from headway.text.preparing.inputs import InputHashes, files_of
 from headway.text.preparing.pieces import PieceResult, Recipe, Verdict, Work
@@ -124,8 +126,6 @@ class Builder:
 
     def _search(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """Search for duplicates, and return the verdict on each unit."""
-        from headway.text.preparing.duplicates import Texts, search
-
         prints = [self._load_prints(outcome) for outcome in outcomes]
         kept = [self._load_kept(outcome) for outcome in outcomes]
         names = [self._name(outcome) for outcome in outcomes]
@@ -207,8 +207,6 @@ class Builder:
         how = {"field": config.field, "template": config.text_template, "skip_bad": self._recipe.skip_bad}
         prints = None
         if self._data.dedup.wanted:
-            from headway.text.dedup import prints_recipe
-
             prints = prints_recipe(self._data.dedup)
         limit = str(budget) if budget is None else f"{budget}, {_LIMITS}"
         # Marks of corrected results: earlier versions read such input differently.
@@ -236,8 +234,6 @@ class Builder:
         return self.records.new_file("", _TEXTS) if recipe.fingerprints is not None else None
 
     def _load_prints(self, outcome: Outcome) -> Prints:
-        from headway.text.dedup import DocumentPrints
-
         return DocumentPrints.load(self.records.path_of(f"{WORK}/{outcome.key}.{PRINTS}"))
 
     def _load_kept(self, outcome: Outcome) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.files.atomic import atomic_write
+from headway.text.dedup import join_prints
 from headway.text.preparing.pieces import SPLITS, PieceResult, Recipe
 from headway.text.preparing.records import Records, Shards, Survey
 from headway.text.preparing.shards import ShardWriter
@@ -96,8 +97,6 @@ class UnitCollector:
         """Save the data that the search for duplicates needs, and return the suffixes of its files."""
         names = search_files(self._recipe)
         if self._recipe.fingerprints is not None:
-            from headway.text.dedup import join_prints
-
             join_prints(self._prints, self._recipe.fingerprints).save(self._records.new_file(key, PRINTS))
         if KEPT in names:
             with atomic_write(self._records.new_file(key, KEPT)) as file:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headway.config.sections.data import DedupConfig
 from headway.core.console import Progress
+from headway.text.dedup import find_duplicates
 from headway.text.preparing.pieces import Verdict
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import Piece
@@ -105,8 +106,6 @@ def search(
     Raises:
         DataError: A safety limit rejects the removal.
     """
-    from headway.text.dedup import find_duplicates
-
     with closing(_SearchProgress()) as shown:
         found = find_duplicates(
             prints, sources, config, describe=texts.describe, progress=shown.update, scratch=scratch

@@ -17,6 +17,9 @@ from headway.data.tokenizing.chat import ChatEncoder
 from headway.data.tokenizing.completions import CompletionEncoder
 from headway.data.tokenizing.library import UnencodableTextError
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.text.clean import Cleaner
+from headway.text.clean.base import named
+from headway.text.dedup import drop_paragraphs, fingerprint_documents, join_prints
 from headway.text.preparing.pieces import LISTED, SPLITS, Bits, PieceResult, Recipe, SplitPart, Verdict, Work
 from headway.text.reading.documents import BadDocument, text_size
 from headway.text.reading.locating import places_of
@@ -66,8 +69,6 @@ class PieceWorker:
         """Return the cleaner of a source; None if it has no steps."""
         steps = self.recipe.clean[source] if self.recipe.clean else ()
         if steps and source not in self._cleaners:
-            from headway.text.clean import Cleaner
-
             self._cleaners[source] = Cleaner(steps)
         return self._cleaners.get(source)
 
@@ -81,8 +82,6 @@ class PieceWorker:
         for texts in self._read(work, result):
             chosen, numbers = choose(texts, result)
             if self.recipe.fingerprints is not None:
-                from headway.text.dedup import fingerprint_documents
-
                 prints.append(fingerprint_documents(chosen, self.recipe.fingerprints))
             if self._encoder is not None and chosen:
                 encoding.first = result.read - len(texts)
@@ -90,8 +89,6 @@ class PieceWorker:
                     parts[split].append(part)
         encoding.locate_problems()
         if self.recipe.fingerprints is not None:
-            from headway.text.dedup import join_prints
-
             result.prints = join_prints(prints, self.recipe.fingerprints)
         if self._cleaner is not None:
             result.clean = self._cleaner.take_counts()
@@ -362,13 +359,9 @@ def _is_used_up(budget: Amount, result: PieceResult, sizes: Sequence[int]) -> bo
 
 
 def _without_paragraphs(text: str, keep: Bits) -> str:
-    from headway.text.dedup import drop_paragraphs
-
     try:
         return drop_paragraphs(text, keep)
     except ValueError as error:
-        from headway.text.clean.base import named
-
         raise DataError(
             f"the cleaning gives a different text for a document than it did for the search for duplicates: {error}",
             where=named(text),

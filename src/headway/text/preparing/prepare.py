@@ -30,6 +30,7 @@ from headway.data.store import INPUTS, SKIPPED, TokenStore
 from headway.data.store_manifest import MANIFEST, read_manifest
 from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.used_by import Use, uses_of
+from headway.text.clean import describe_steps
 from headway.text.preparing.build import Builder, Outcome
 from headway.text.preparing.building import building, check_not_foreign, publish
 from headway.text.preparing.encode import open_chat_encoder
@@ -219,7 +220,6 @@ def _described_steps(steps: Sequence[CleanStep]) -> Any:
     """Return cleaning steps with everything they depend on, and check that their dependencies are installed."""
     if not steps:
         return []
-    from headway.text.clean import describe_steps
 
     return describe_steps(steps)
 

@@ -20,6 +20,7 @@ from headway.core.files.hashes import fingerprint
 from headway.data.loss_mask import mask_bytes
 from headway.data.shards import TOKENS, index_file, mask_file, shard_files
 from headway.data.store import file_problem
+from headway.text.clean import CleanCounts
 from headway.text.preparing.pieces import LISTED, PieceResult
 
 #: Folder of the store for files that only preparation needs.
@@ -94,7 +95,6 @@ def added_counts(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[
     """Add the cleaner's counts of two parts of the input, all as JSON."""
     if earlier is None:
         return later
-    from headway.text.clean import CleanCounts
 
     total = CleanCounts.from_json(earlier)
     total.add(CleanCounts.from_json(later))

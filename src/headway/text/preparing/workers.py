@@ -18,6 +18,8 @@ from headway.core.code_identity import is_source
 from headway.core.console import notice, redact_streams
 from headway.core.errors import DataError
 from headway.core.functions import identify_function
+from headway.data.tokenizing.encoders import open_encoder
+from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.preparing.encode import PieceWorker
 from headway.text.preparing.pieces import PieceResult, Recipe, Work
 
@@ -133,8 +135,6 @@ def prepared(
     """Return the arguments of a `PieceWorker`, with an encoder that `threads` threads share."""
     if recipe.tokenizer is None:
         return recipe, None, 0
-    from headway.data.tokenizing.encoders import open_encoder
-    from headway.data.tokenizing.tokenizer import Tokenizer
 
     tokenizer = tokenizer or Tokenizer.load(recipe.tokenizer)
     encoder = open_encoder(recipe.encoder, tokenizer, recipe.special_tokens_in_text, threads=threads)

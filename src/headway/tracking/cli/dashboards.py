@@ -9,6 +9,7 @@ import typer
 
 from headway.command_line import print_table, writing
 from headway.core.console import print_line
+from headway.tracking.dashboards import BOARDS, export_dashboards, panels
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")]
 KubernetesOption = Annotated[
@@ -32,7 +33,6 @@ def export(
     headway dashboards export monitoring/dashboards
     headway dashboards export monitoring --kubernetes --namespace team
     """
-    from headway.tracking.dashboards import export_dashboards
     from headway.tracking.kubernetes import Cluster
     from headway.tracking.kubernetes import export_dashboards as export_objects
 
@@ -50,8 +50,6 @@ def list_() -> None:
 
     headway dashboards list
     """
-    from headway.tracking.dashboards import BOARDS, panels
-
     print_table(["DASHBOARD", "PANEL"], [[board, panel.title] for board in BOARDS for panel in panels(board)])
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headway.command_line import JsonOption, print_json
+from headway.core.errors import ConfigError
 
 
 def top(
@@ -61,8 +62,6 @@ def top(
         )
         return
     if sweep:
-        from headway.core.errors import ConfigError
-
         raise ConfigError(
             "only an exporter sweeps", where="--sweep", fix=f"headway track --sweep {folder}, or add --serve :9400"
         )

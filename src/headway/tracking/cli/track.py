@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from headway.core.errors import ConfigError
+
 HELP = """Send runs to trackers: MLflow, TensorBoard, W&B, Trackio, OpenTelemetry, or your own.
 
 What was sent is not sent again. Without --to, each run is sent to the trackers of its config (track). An active run
@@ -63,8 +65,6 @@ def track(
     ] = None,
 ) -> None:
     """Run `headway track`."""
-    from headway.core.errors import ConfigError
-
     if sweep:
         from headway.tracking.sweep import sweep as sweep_runs
 

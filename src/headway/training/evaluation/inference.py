@@ -29,6 +29,8 @@ from headway.data.tokenizing.library import UnencodableTextError
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, build_pretrained
 from headway.models.finite import check_finite
+from headway.models.hub.compressed import is_quantized, load_quantized
+from headway.models.hub.export import export_transformers_model
 from headway.models.hub.folder import base_folder
 from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
@@ -152,8 +154,6 @@ def _folder_with_tokenizer(path: Path) -> Path:
 
 
 def _from_folder(path: Path, device: torch.device) -> Decoder | TransformersModel:
-    from headway.models.hub.compressed import is_quantized, load_quantized
-
     if is_quantized(path):
         return load_quantized(path, device)
     return build_pretrained(ModelConfig(from_pretrained=path)).to(device).eval()
@@ -339,8 +339,6 @@ def export_trained(
     if stop_ids == {trained.tokenizer.end_of_text_id}:
         stop_ids = frozenset()  # the tokenizer's files name it
     if trained.model.config.implementation == "transformers":
-        from headway.models.hub.export import export_transformers_model
-
         export_transformers_model(
             cast("TransformersModel", trained.model),
             folder,
