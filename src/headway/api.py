@@ -415,8 +415,10 @@ def _benchmark(config: Config) -> None:
     from headway.telemetry.metrics import MetricsLog
     from headway.telemetry.record import open_run
 
-    benchmarks, run = config.evaluation.benchmarks, RunDirectory(config.run_directory)
-    found, steps = open_run(run.path), final_step(config)
+    benchmarks = config.evaluation.benchmarks
+    run = RunDirectory(config.run_directory)
+    found = open_run(run.path)
+    steps = final_step(config)
     assert benchmarks is not None, "checked"
     if steps is None or found.step != steps or not found.attempts:
         return

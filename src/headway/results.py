@@ -103,7 +103,8 @@ class Run:
     def _repr_html_(self) -> str | None:
         """Return numbers, loss curves and links for a notebook; None where there is no run."""
         try:
-            numbers, metrics = self._numbers(), self.metrics
+            numbers = self._numbers()
+            metrics = self.metrics
         except CheckpointError:
             return None
         cells = "".join(f"<td style='text-align:left'>{escape(text)}</td>" for _, text in numbers)

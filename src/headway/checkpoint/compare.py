@@ -46,7 +46,8 @@ class Comparison:
     @property
     def cursor_differences(self) -> dict[str, tuple[int | None, int | None]]:
         """The cursor values that differ, by key."""
-        a, b = self.first.cursor, self.second.cursor
+        a = self.first.cursor
+        b = self.second.cursor
         return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 
 
@@ -61,11 +62,13 @@ def compare(first: Path, second: Path, values: bool = False) -> Comparison:
     Raises:
         CheckpointError: A manifest or, for values, a file cannot be read.
     """
-    a, b = _manifest_in(first), _manifest_in(second)
+    a = _manifest_in(first)
+    b = _manifest_in(second)
     found = [_difference(name, a.tensors.get(name), b.tensors.get(name)) for name in sorted({*a.tensors, *b.tensors})]
     differences = [difference for difference in found if difference is not None]
     if values and any(difference.what == "values" for difference in differences):
-        one, other = read_tensors(first, a), read_tensors(second, b)
+        one = read_tensors(first, a)
+        other = read_tensors(second, b)
         differences = [_measured(d, one, other) if d.what == "values" else d for d in differences]
     return Comparison(a, b, tuple(differences), len(found) - len(differences))
 

@@ -120,7 +120,8 @@ def _backwards(path: Path) -> Iterator[dict[str, Any]]:
             start = size = file.seek(0, os.SEEK_END)
             rest = b""
             while start > 0 and size - start < _LOOK_BACK_BYTES:
-                end, start = start, max(0, start - _BLOCK_BYTES)
+                end = start
+                start = max(0, start - _BLOCK_BYTES)
                 file.seek(start)
                 lines = (file.read(end - start) + rest).split(b"\n")
                 rest = lines.pop(0)[:LINE_BYTES]  # a line that is too long is truncated, and then skipped

@@ -58,7 +58,8 @@ def find_latest(
     """
     if open_tier is None:
         return store.newest(notice, usable)
-    here, damaged = None, None
+    here = None
+    damaged = None
     try:
         here = store.newest(notice, usable)
     except CheckpointError as error:
@@ -209,7 +210,8 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
         CheckpointError: The download is damaged twice, or the store cannot be used.
     """
     name = step_name(manifest.step)
-    coming, source = store.directory / f"{_COMING}{name}", tier.objects.at(name)
+    coming = store.directory / f"{_COMING}{name}"
+    source = tier.objects.at(name)
     console.notice(f"downloading {source.url} ({format_bytes(manifest.total_bytes)})")
     try:
         coming.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,8 @@ from headway.core.errors import CheckpointError
 from headway.core.files.foreign import as_number, open_regular, parse_json
 
 FILE_NAME = "checkpoints.sqlite"
-LOCAL, REMOTE = "local", "remote"
+LOCAL = "local"
+REMOTE = "remote"
 
 #: Incremented when the tables change; an index of another version is rebuilt.
 _VERSION = 1
@@ -116,7 +117,9 @@ class CheckpointIndex:
 
     def __init__(self, run: Path, report: Callable[[str], None] = warning) -> None:
         self.path = Path(run) / FILE_NAME
-        self._run, self._report, self._reported = Path(run).resolve().name, report, False
+        self._run = Path(run).resolve().name
+        self._report = report
+        self._reported = False
 
     def add(self, manifest: Manifest, tier: str, place: str, complete: bool = True) -> bool:
         """Add a checkpoint and its place in one tier; its places in other tiers stay.
@@ -293,13 +296,15 @@ def _is_readable(folder: Path) -> bool:
 def on_network(folder: Path, mounts: Path = Path("/proc/mounts")) -> bool:
     """Return whether a folder is on a network file system; False if that is unknown."""
     target = str(folder.resolve())
-    best, kind = "", ""
+    best = ""
+    kind = ""
     try:
         for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
             _, point, found, *_ = line.split(" ")
             point = point.replace("\\040", " ")
             if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-                best, kind = point, found
+                best = point
+                kind = found
     except (OSError, ValueError):
         return False
     return kind in _NETWORK or kind.startswith("fuse.")

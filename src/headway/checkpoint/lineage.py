@@ -26,7 +26,8 @@ UNKNOWN = Origin(None, None)
 
 def origin_of(context: Mapping[str, Any]) -> Origin:
     """Return the origin that a checkpoint's context records."""
-    attempt, parent = context.get("attempt"), context.get(PARENT)
+    attempt = context.get("attempt")
+    parent = context.get(PARENT)
     start = None if PARENT not in context else 0
     if isinstance(parent, dict):
         start = _whole(parent.get("step"))

@@ -164,7 +164,8 @@ class CheckpointMaintainer:
             step: Finished steps.
             folder: The folder of the save, which gets the run's records if there is a remote tier to take them to.
         """
-        now, every = (step, time.time()), self._full_every
+        now = (step, time.time())
+        every = self._full_every
         full = (
             every is None
             or self._last_full is None

@@ -41,8 +41,11 @@ class Pruner:
         pinned: Callable[[], Collection[int]] = tuple,
         forget: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self.directory, self.rules = Path(directory), rules
-        self._batches, self._pinned, self._forget = batches, pinned, forget
+        self.directory = Path(directory)
+        self.rules = rules
+        self._batches = batches
+        self._pinned = pinned
+        self._forget = forget
         self._known: dict[int, Candidate] = {}
 
     def __call__(self, manifest: Manifest) -> None:
@@ -100,7 +103,8 @@ class Pruner:
 
 def candidate_of(manifest: Manifest, metric: str, batches: Batches | None) -> Candidate:
     """Return the facts that the rules need about a checkpoint, from its manifest."""
-    metrics, moment = manifest.context.get("metrics"), manifest.context.get("time")
+    metrics = manifest.context.get("metrics")
+    moment = manifest.context.get("time")
     value = metrics.get(metric) if isinstance(metrics, dict) else None
     return Candidate(
         step=manifest.step,

@@ -96,7 +96,9 @@ def segments_of(entry: Mapping[str, Any]) -> list[Segment]:
     Raises:
         ValueError: The entry is damaged.
     """
-    listed, found, ends = entry.get("segments", []), list[Segment](), dict[str, int]()
+    listed = entry.get("segments", [])
+    found = list[Segment]()
+    ends = dict[str, int]()
     if not isinstance(listed, list):
         raise ValueError("the list of segments is damaged")
     for values in listed:
@@ -129,7 +131,8 @@ class RecordsPacker:
         Raises:
             OSError: The archive cannot be written.
         """
-        path, segments = folder / RECORDS_FILE, list[Segment]()
+        path = folder / RECORDS_FILE
+        segments = list[Segment]()
         try:
             with path.open("wb") as file:
                 with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -151,9 +154,11 @@ class RecordsPacker:
     def _cut(self, name: str) -> list[Segment]:
         """Return the segments of a file; those that are known are not read again."""
         known = self._segments.setdefault(name, [])
-        start, size = known[-1].end if known else 0, (self._run / name).stat().st_size
+        start = known[-1].end if known else 0
+        size = (self._run / name).stat().st_size
         while size - start >= _SEGMENT_BYTES:
-            digest, end = hashlib.sha256(), start
+            digest = hashlib.sha256()
+            end = start
             for block in _blocks(self._run / name, start, None):
                 # The first end of a line that makes it long enough, so that every process cuts alike.
                 newline = block.find(b"\n", max(_SEGMENT_BYTES - (end - start) - 1, 0))
@@ -231,7 +236,8 @@ def _check_compression(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
 
 
 def _check_segment(path: Path, segment: Segment) -> None:
-    digest, left = hashlib.sha256(), segment.end - segment.start
+    digest = hashlib.sha256()
+    left = segment.end - segment.start
     with zipfile.ZipFile(path) as archive:
         _check_compression(path, archive.infolist())
         with archive.open(segment.file) as source:

@@ -51,7 +51,8 @@ class TierAccess:
         """Return the remote tier as this attempt acquired it; acquire it now if the store was away at the start."""
         name = self.run.resolve().name  # the same name as in `find_tier`
         place = place_of(self.remote, name, patience_seconds=PATIENCE_SECONDS, stopping=self.stopping)
-        tier, claim = RemoteTier.find(place, self.run, self.identity), read_claim(self.run)
+        tier = RemoteTier.find(place, self.run, self.identity)
+        claim = read_claim(self.run)
         if claim is not None and claim.url == tier.url and claim.attempt >= self.attempt:
             if claim.attempt > self.attempt:
                 raise FencedError(f"attempt {claim.attempt} owns the run now", where=tier.url, fix="stop this process")
@@ -86,7 +87,9 @@ class RemoteCopies:
         tell_upload: Callable[[int, float | None], None],
     ) -> None:
         self._directory = access.run / "checkpoints"
-        self._every, self._batches, self._last_step = every, batches, last_step
+        self._every = every
+        self._batches = batches
+        self._last_step = last_step
         self._last_submitted: tuple[int, float] | None = None
         self._retention = RemoteRetention(access.run, rules, batches, index, skipped_ranges)
         self._uploader = Uploader(access.run, access.open, self._retention, tell_upload, access.stopping)
@@ -94,7 +97,8 @@ class RemoteCopies:
 
     def add(self, folder: Path, manifest: Manifest) -> None:
         """Queue the upload of a new checkpoint, if one is due."""
-        now, last = (manifest.step, float(manifest.context.get("time") or time.time())), self._last_submitted
+        now = (manifest.step, float(manifest.context.get("time") or time.time()))
+        last = self._last_submitted
         if (
             self._every is None
             or last is None
@@ -172,7 +176,10 @@ class RemoteRetention:
     def __init__(
         self, run: Path, rules: Rules, batches: Batches | None, index: CheckpointIndex, skipped_ranges: Ranges
     ) -> None:
-        self._run, self._rules, self._batches, self._index = run, rules, batches, index
+        self._run = run
+        self._rules = rules
+        self._batches = batches
+        self._index = index
         self.skipped_ranges = skipped_ranges
         """Changed from another thread when the run rolls back."""
         self._candidates: dict[int, Candidate] | None = None

@@ -88,10 +88,12 @@ class CheckpointStore:
     ) -> None:
         if keep < 1:
             raise ValueError("at least one checkpoint must be kept")
-        self.directory, self.keep = Path(directory), keep
+        self.directory = Path(directory)
+        self.keep = keep
         self.publisher = Publisher(self.directory, may_write, sign_with)
         self.after_save = after_save or Pruner(self.directory, Rules(keep=keep))
-        self._max_shard_bytes, self._encrypt_with = max_shard_bytes, encrypt_with
+        self._max_shard_bytes = max_shard_bytes
+        self._encrypt_with = encrypt_with
 
     # Reading
 
@@ -313,7 +315,8 @@ def _check_no_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]
     problems = [f"'{name}' is not in the checkpoint" for name in sorted(here.keys() - entries.keys())]
     problems += [f"'{name}' is only in the checkpoint" for name in sorted(entries.keys() - here.keys())]
     for name in sorted(here.keys() & entries.keys()):
-        saved, mine = (entries[name].dtype, list(entries[name].shape)), (here[name][0], list(here[name][1]))
+        saved = (entries[name].dtype, list(entries[name].shape))
+        mine = (here[name][0], list(here[name][1]))
         if saved != mine:
             problems.append(f"'{name}' is {saved[0]} {saved[1]} in the checkpoint and {mine[0]} {mine[1]} here")
     if problems:

@@ -129,7 +129,8 @@ def copy_checkpoints(
 def _download(
     source: str, target: str, step: int | None, options: dict[str, Any] | None, replace_damaged: bool
 ) -> list[Found]:
-    tier, store = remote_tier(source, options), CheckpointStore(Path(target))
+    tier = remote_tier(source, options)
+    store = CheckpointStore(Path(target))
     copies = []
     for found in remote_manifests(source, options):
         if step is None or found.manifest.step == step:

@@ -40,7 +40,8 @@ def check_same_on_all_hosts(
         ConfigError: The checkpoint is encrypted, and this machine's key is missing or wrong.
     """
     everyone = gather([kernel_name(), info.state_sha256])
-    machines, states = [answer[0] for answer in everyone], [answer[1] for answer in everyone]
+    machines = [answer[0] for answer in everyone]
+    states = [answer[1] for answer in everyone]
     needed: list[str] = []
     if machines[rank] != machines[0]:
         needed = sorted(set().union(*(files_of(info.manifest, name, block) for name, block in blocks.items())))

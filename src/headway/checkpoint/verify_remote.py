@@ -40,7 +40,8 @@ def remote_checkpoints(url: str, options: dict[str, Any] | None = None) -> list[
         ConfigError: The URL cannot be used, or a checkpoint is encrypted and cannot be read with the given key.
         CheckpointError: The store cannot be reached.
     """
-    tier, only = remote_tier(url, options), step_in(url)
+    tier = remote_tier(url, options)
+    only = step_in(url)
     owner = tier.owner()
     checkpoints = []
     for step, manifest in tier.look_through(None if only is None else [only]):
@@ -63,7 +64,8 @@ def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] =
     Raises:
         CheckpointError: The store cannot be reached, or there is no room for a downloaded file.
     """
-    folder, manifest = checkpoint.folder, checkpoint.manifest
+    folder = checkpoint.folder
+    manifest = checkpoint.manifest
     if isinstance(manifest, CheckpointError):
         return Verification(folder.url, None, (Damage(folder.url.rsplit("/", 1)[-1], manifest.what),))
     with scratch_folder("headway-verify-") as scratch:
@@ -76,7 +78,9 @@ def verify_remote(checkpoint: RemoteCheckpoint, advance: Callable[[int], None] =
 def _check(
     folder: Objects, name: str, manifest: Manifest, scratch: Path, advance: Callable[[int], None]
 ) -> Damage | None:
-    tensors, expected, path = tuple(t for t, _ in manifest.slices_of(name)), manifest.files[name].bytes, scratch / name
+    tensors = tuple(t for t, _ in manifest.slices_of(name))
+    expected = manifest.files[name].bytes
+    path = scratch / name
     try:
         there = name_there(folder, manifest, name)
         facts = folder.stat(there)

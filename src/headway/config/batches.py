@@ -94,7 +94,8 @@ class Batches:
             before: The batches of the steps before `begins`, if the run was changed there.
             begins: The step from which this plan holds.
         """
-        starts, sizes = [0], [batch_rows(stage.global_batch, sequence_length) for stage in stages]
+        starts = [0]
+        sizes = [batch_rows(stage.global_batch, sequence_length) for stage in stages]
         for number, stage in enumerate(stages):
             # The end of this stage does not depend on later stages.
             so_far = cls(tuple(zip(starts, sizes, strict=False)), sequence_length, before, begins)
@@ -164,7 +165,8 @@ class Batches:
     def _own_stretches(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         ends = [start for start, _ in self.parts[1:]]
         for (start, rows), end in zip(self.parts, [*ends, last], strict=True):
-            a, b = max(first, start), min(last, end)
+            a = max(first, start)
+            b = min(last, end)
             if a < b:
                 yield a, b, rows
 

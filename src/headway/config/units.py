@@ -120,7 +120,8 @@ def written(*units: str, number: bool = True, others: Sequence[str] = ()) -> dic
 
 
 #: JSON Schemas of whole numbers that may have a unit.
-TOKENS, BYTES = WithJsonSchema(written("tokens")), WithJsonSchema(written("bytes"))
+TOKENS = WithJsonSchema(written("tokens"))
+BYTES = WithJsonSchema(written("bytes"))
 STEPS = WithJsonSchema(written("steps"))
 #: The marks of fields that take counts.
 COUNTS = (TOKENS, BYTES, STEPS)

@@ -19,7 +19,9 @@ from headway.core.credentials import secrets
 from headway.core.machine.system import host_name
 
 #: Commands that run at a time; seconds after which one is killed; seconds that `close` waits for all of them.
-_MOST, LIMIT_SECONDS, _END_SECONDS = 4, 30.0, 5.0
+_MOST = 4
+LIMIT_SECONDS = 30.0
+_END_SECONDS = 5.0
 #: Standard error of the command passes through a filter, since `curl -v` prints every header that it sends. The filter
 #: also reports the exit code, because a supervisor reaps every child that ends, including this one. The filter stops
 #: when the command ends, even if the command left a process running. If the filter cannot start, nothing is logged.
@@ -46,7 +48,9 @@ class Alerts:
     """
 
     def __init__(self, command: str, run: str, errors: Path) -> None:
-        self._command, self._run, self._errors = command, run, errors
+        self._command = command
+        self._run = run
+        self._errors = errors
         self._stream: IO[bytes] | None = None
         if errors.parent.is_dir():
             self.open_file()

@@ -36,7 +36,8 @@ from headway.core.errors import ConfigError
 from headway.core.files.hashes import fingerprint, sha256_file
 
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-_COMPILED, _NATIVE_CODE = "python-", "built into Python "
+_COMPILED = "python-"
+_NATIVE_CODE = "built into Python "
 #: How identities begin that belong to a version of Python.
 _OF_A_VERSION = re.compile(rf"({_COMPILED}|{_NATIVE_CODE})([0-9.]+)")
 _MAIN = ("__main__", "__mp_main__")
@@ -123,7 +124,8 @@ def compare(before: str, now: str) -> Literal["same", "changed", "another Python
     """
     if before == now:
         return "same"
-    ours, theirs = _OF_A_VERSION.match(now), _OF_A_VERSION.match(before)
+    ours = _OF_A_VERSION.match(now)
+    theirs = _OF_A_VERSION.match(before)
     if (ours and ours[1]) != (theirs and theirs[1]):
         return "another kind"
     return "another Python" if ours and theirs and ours[2] != theirs[2] else "changed"
@@ -197,8 +199,11 @@ class _Walk:
     """
 
     def __init__(self, where: str, *, strict: bool, known: Mapping[int, str] = MappingProxyType({})) -> None:
-        self._where, self._strict, self._known = where, strict, known
-        self._hash, self._compiled = sha256(), False
+        self._where = where
+        self._strict = strict
+        self._known = known
+        self._hash = sha256()
+        self._compiled = False
         self._seen: dict[int, int] = {}
         """Numbers of the objects that this hash has, by their `id`."""
         self._kept: list[Any] = []
@@ -210,10 +215,12 @@ class _Walk:
 
     def identity(self) -> str:
         """Return the identity of all that was visited."""
-        root, parts = self._hash.hexdigest(), set[str]()
+        root = self._hash.hexdigest()
+        parts = set[str]()
         while self._waiting:
             value, self._reading = self._waiting.popleft()
-            self._hash, self._seen = sha256(), {}
+            self._hash = sha256()
+            self._seen = {}
             self._visit_first(value)
             parts.add(self._hash.hexdigest())
         found = fingerprint([root, *sorted(parts)])
@@ -407,7 +414,8 @@ def _name_of(found: type) -> str:
 
 def _globals_read(code: CodeType) -> set[str]:
     """Return the names of the globals that a function reads, without those that it sets: they are no constants."""
-    read, written = set[str](), set[str]()
+    read = set[str]()
+    written = set[str]()
     for one in _codes(code):
         for instruction in dis.get_instructions(one):
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):

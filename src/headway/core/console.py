@@ -80,7 +80,8 @@ def hand_over(receiver: Callable[[str, bool], None]) -> None:
 def alert_with(tell: Callable[[str], None]) -> Iterator[None]:
     """Also pass warnings to an alert function, for the length of a block (`core.alerts`)."""
     global _alert
-    before, _alert = _alert, tell
+    before = _alert
+    _alert = tell
     try:
         yield
     finally:
@@ -159,7 +160,8 @@ class _Redacted(io.TextIOWrapper):
     def __init__(self, stream: io.TextIOWrapper) -> None:
         # As standard error does: a character that the locale cannot encode must not lose a result.
         errors = "backslashreplace" if stream.errors == "strict" else stream.errors
-        by_line, through = stream.line_buffering, stream.write_through
+        by_line = stream.line_buffering
+        through = stream.write_through
         buffer = _Unbuffered(stream.buffer) if isinstance(stream.buffer, io.RawIOBase) else stream.buffer
         super().__init__(buffer, stream.encoding, errors, line_buffering=by_line, write_through=through)
         self._stream = stream  # keeps it alive: its finalizer would close the buffer that both share
@@ -214,7 +216,8 @@ def redact_streams() -> None:
 def exact_results() -> Iterator[None]:
     """Print results without redaction for the length of a block; for documents, whose text is data."""
     global _exact
-    before, _exact = _exact, True
+    before = _exact
+    _exact = True
     try:
         yield
     finally:

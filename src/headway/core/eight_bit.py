@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_LARGEST_BLOCK, _SMALLEST_BLOCK, _FEWEST_VALUES = 256, 64, 4096
+_LARGEST_BLOCK = 256
+_SMALLEST_BLOCK = 64
+_FEWEST_VALUES = 4096
 
 
 def block_size(shape: Sequence[int]) -> int | None:

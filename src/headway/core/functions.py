@@ -123,7 +123,8 @@ def name_of_function(function: Callable[..., Any], where: str) -> str:
     Raises:
         ConfigError: it is no function of a module, as a lambda; or another one has taken its name.
     """
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
     if not (isinstance(module, str) and isinstance(name, str)) or "<" in name:
         raise ConfigError(
             f"{name or type(function).__name__} is no function of a module, so a resumed run could not find it",

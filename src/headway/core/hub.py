@@ -77,14 +77,18 @@ def _explained(source: str, error: Exception) -> HeadwayError:
     kinds = hub_error_kinds(error)
     words = " ".join(str(error).split())[:300]
     if "GatedRepoError" in kinds:
-        what, fix = "the model is gated, and access is denied", "accept its terms on the Hub, and set HF_TOKEN"
+        what = "the model is gated, and access is denied"
+        fix = "accept its terms on the Hub, and set HF_TOKEN"
     elif "RevisionNotFoundError" in kinds:
-        what, fix = "the model has no such revision", "check what is behind the @"
+        what = "the model has no such revision"
+        fix = "check what is behind the @"
     elif "RepositoryNotFoundError" in kinds:
-        what, fix = "there is no such model on the Hugging Face Hub, or it is private", "check its name; set HF_TOKEN"
+        what = "there is no such model on the Hugging Face Hub, or it is private"
+        fix = "check its name; set HF_TOKEN"
     elif kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TimeoutError"}:
         what = f"the Hugging Face Hub cannot be reached, and the local cache does not have the model: {words}"
         fix = "connect to the network once; or copy the model's folder here, and name that folder"
     else:
-        what, fix = f"the model cannot be downloaded: {words}", "try again; or name a local folder"
+        what = f"the model cannot be downloaded: {words}"
+        fix = "try again; or name a local folder"
     return ConfigError(what, where=source, fix=fix)

@@ -61,7 +61,9 @@ def extra_requirements(extra: str, known: Sequence[str] | None = None) -> list[s
         Requirements on other packages alone; none for an extra that is not known.
     """
     extras = by_extra(requirements() if known is None else known)
-    waiting, seen, result = [one.strip() for one in extra.split(",")], set[str](), list[str]()
+    waiting = [one.strip() for one in extra.split(",")]
+    seen = set[str]()
+    result = list[str]()
     while waiting:
         name = waiting.pop(0)
         if name in seen:

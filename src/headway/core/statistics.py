@@ -22,9 +22,11 @@ def perplexity(loss: float) -> float:
 
 def covered(intervals: Sequence[tuple[int, int]], first: int, last: int) -> int:
     """Return how much of the range from `first` to `last` the intervals cover."""
-    total, reached = 0, first
+    total = 0
+    reached = first
     for start, end in sorted(intervals):
-        begin, stop = max(start, reached), min(end, last)
+        begin = max(start, reached)
+        stop = min(end, last)
         total += max(0, stop - begin)
         reached = max(reached, stop)
     return total

@@ -112,7 +112,8 @@ def make_offer(record: dict[str, Any]) -> Offer:
         BadOffer: a value is missing, or is not what it should be.
     """
     words = {name: _word(record, name) for name in ("cloud", "region", "instance", "gpu")}
-    gpus, price = as_number(record.get("gpus")), as_number(record.get("usd_per_hour"))
+    gpus = as_number(record.get("gpus"))
+    price = as_number(record.get("usd_per_hour"))
     if gpus is None or not 1 <= gpus <= 1024 or gpus != int(gpus):
         raise BadOffer(f"has {record.get('gpus')!r:.40} accelerators, which should be a whole number from 1 to 1024")
     if not isinstance(record.get("spot"), bool):

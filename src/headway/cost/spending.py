@@ -113,7 +113,9 @@ class SpendMeter:
         stored_bytes: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.usd_per_hour, self._before, self._clock = usd_per_hour, before, clock
+        self.usd_per_hour = usd_per_hour
+        self._before = before
+        self._clock = clock
         self._start = clock() - seconds
         self._storage_price, self._bytes, self._kept_since = storage_usd_per_gib_month, stored_bytes, clock()
         self._storage_usd = before.storage_usd

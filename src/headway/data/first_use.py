@@ -33,7 +33,8 @@ from headway.core.user_command import suggest
 VERIFIED = ".verified"
 _BLOCK = 2**22
 # The mark file is a sparse hash table with this many entries.
-_PLACES, _MARK_BYTES = 2**20, 16
+_PLACES = 2**20
+_MARK_BYTES = 16
 # Seconds between polls of a shard that another process verifies, and of the queue in `wait_verified`.
 _POLL_SECONDS = 0.05
 # Assumed bytes per second before the first measurement.
@@ -65,12 +66,14 @@ class ShardChecker:
 
     def __init__(self, store: Path, dtype: np.dtype[Any], vocab_size: int) -> None:
         self._marks = _Marks(store / VERIFIED)
-        self._dtype, self._vocab_size = dtype, vocab_size
+        self._dtype = dtype
+        self._vocab_size = vocab_size
         self._seen: set[Path] = set()
         self._waiting: deque[_Opened] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._read_bytes, self._read_seconds = 0, 0.0
+        self._read_bytes = 0
+        self._read_seconds = 0.0
         self._unverified_since: int | None = None
         self._wrong: tuple[Path, str] | None = None
 
@@ -150,7 +153,8 @@ class ShardChecker:
             try:
                 problem, done = self._verify(item)
             except Exception as error:  # `wait_verified` must get an answer
-                problem, done = f"it cannot be checked: {error!r}", True
+                problem = f"it cannot be checked: {error!r}"
+                done = True
             with self._changed:
                 if problem is not None:
                     self._wrong = (item.path, problem)
@@ -183,7 +187,9 @@ class ShardChecker:
 
     def _problem(self, item: _Opened, descriptor: int) -> str | None:
         started = time.monotonic()
-        hashed, largest, done = hashlib.sha256(), 0, 0
+        hashed = hashlib.sha256()
+        largest = 0
+        done = 0
         while block := os.pread(descriptor, _BLOCK, done):
             hashed.update(block)
             done += len(block)

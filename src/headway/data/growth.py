@@ -56,7 +56,8 @@ class _Finder:
     """Finds the shards of one source."""
 
     def __init__(self, store: TokenStore, split: str, source: str, known: Sequence[TokenStore]) -> None:
-        self._split, self._source = split, source
+        self._split = split
+        self._source = source
         self._there = store.shard_entries(split, source)
         there = {_content(shard) for shard in self._there}
         files = {_content(entry) for part in known for entry in part.shard_entries(split, source)}

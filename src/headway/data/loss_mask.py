@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: The manifest's entry, for a source in a split, that says what becomes of rows none of whose tokens is trained.
-ROWS_WITHOUT_TARGET, LEFT_OUT = "rows_without_target", "left_out"
+ROWS_WITHOUT_TARGET = "rows_without_target"
+LEFT_OUT = "left_out"
 #: Suffix of the file.
 MASK = ".mask"
 

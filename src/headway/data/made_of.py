@@ -120,7 +120,8 @@ def differences(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
 
 def _differing_from(kept: DataConfig, data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     """Return the differences between a config that gave a store and another one."""
-    before, after = made_of(kept), made_of(data)
+    before = made_of(kept)
+    after = made_of(data)
     same = [_same_tokenizer(data, kept), _same_begin_of_text(data, kept, manifest)]
     for key, is_same in zip(("data.tokenizer", "data.begin_of_text"), same, strict=True):
         if is_same:
@@ -233,7 +234,8 @@ def source_settings(data: DataConfig, number: int) -> dict[str, Any]:
 
 def _differing_by_manifest(data: DataConfig, manifest: dict[str, Any]) -> list[str]:
     """Return the config keys that differ, as far as the manifest and the description of the inputs know them."""
-    stored, wanted = manifest["settings"], settings_json(data, None)
+    stored = manifest["settings"]
+    wanted = settings_json(data, None)
     compared = [key for key in {**wanted, **stored} if key not in ("clean", "source_clean")]
     keys = [key for key in compared if wanted.get(key) != stored.get(key)]
     if data.tokenizer.path is not None and ("tokenizer" in keys or not is_on_hub(data.tokenizer.path)):

@@ -83,9 +83,11 @@ class Copies:
         processes: int,
         patience_seconds: float | None = None,
     ) -> None:
-        self.storage, self.folder = DataStorage(url, options), folder
+        self.storage = DataStorage(url, options)
+        self.folder = folder
         self._patient = self.storage.with_patience(PATIENCE_SECONDS if patience_seconds is None else patience_seconds)
-        self._limit, self._share = limit, limit // processes
+        self._limit = limit
+        self._share = limit // processes
         self._mapped: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._guard = threading.Lock()
         self._warned = False
@@ -132,7 +134,8 @@ class Copies:
         Raises:
             DataError: a file cannot be downloaded.
         """
-        missing, total = [], 0
+        missing = []
+        total = 0
         for part in parts:
             if part.name not in self._mapped and not self.has(part):
                 total += part.bytes

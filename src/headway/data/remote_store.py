@@ -87,7 +87,8 @@ class RemoteTokenStore(TokenStore):
 
     def __init__(self, copies: Copies, manifest: dict[str, Any], reached: bool = True) -> None:
         super().__init__(copies.folder, manifest)
-        self.copies, self._reached = copies, reached
+        self.copies = copies
+        self._reached = reached
 
     @classmethod
     def open_copies(cls, copies: Copies, processes: int, limit: int, *, check: bool = True) -> RemoteTokenStore:
@@ -139,7 +140,8 @@ class RemoteTokenStore(TokenStore):
         notice(f"copies of {self.copies.storage.url} are kept in {folder}")
 
     def _keep_tokenizer(self) -> None:
-        content, where = _read_small(self.copies, _TOKENIZER), self.copies.storage.url_of(_TOKENIZER)
+        content = _read_small(self.copies, _TOKENIZER)
+        where = self.copies.storage.url_of(_TOKENIZER)
         if sha256_bytes(content) != self.tokenizer_fingerprint:
             raise _wrong(where, "its SHA-256 is not the manifest's")
         tokenizer = Tokenizer(content, where, self.manifest["tokenizer"]["end_of_text"])

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from headway.data.loss_mask import MASK, MaskBits
 
 #: Suffixes of a shard's files: token ids, and document offsets; a loss mask is beside them where not all are trained.
-TOKENS, INDEX = ".bin", ".idx"
+TOKENS = ".bin"
+INDEX = ".idx"
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -102,7 +103,9 @@ class ShardStream:
     def __init__(
         self, part: dict[str, Any], map_shard: Callable[[dict[str, Any]], Tokens | MaskBits], keep: int
     ) -> None:
-        self._part, self._map_shard, self._keep = part, map_shard, keep
+        self._part = part
+        self._map_shard = map_shard
+        self._keep = keep
         self._starts = list(accumulate((shard["tokens"] for shard in part["shards"]), initial=0))
         self._mapped: OrderedDict[int, Tokens | MaskBits] = OrderedDict()
 
@@ -124,7 +127,8 @@ class ShardStream:
         part = self._map(number)[offset : offset + count]
         if len(part) == count:
             return part
-        parts, found = [part], len(part)
+        parts = [part]
+        found = len(part)
         while found < count:
             number += 1
             parts.append(self._map(number)[: count - found])

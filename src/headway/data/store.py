@@ -46,11 +46,13 @@ class TokenStore:
         checker: Verifies shards when they are first opened (`check_on_first_use`).
     """
 
-    at_hand, is_part = True, False
+    at_hand = True
+    is_part = False
     checker: ShardChecker | None = None
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
-        self.path, self.manifest = path, manifest
+        self.path = path
+        self.manifest = manifest
         self._streams: dict[tuple[str, str], ShardStream] = {}
         self._masks: dict[tuple[str, str], ShardStream | None] = {}
 
@@ -80,7 +82,8 @@ class TokenStore:
     def _note(self, split: str, source: str, shard: Mapping[str, Any], *, mask: bool = False) -> None:
         """Pass a shard, or its loss mask, that was just opened to the checker, if there is one."""
         if self.checker is not None:
-            tokens, file = shard.get("file_tokens", shard["tokens"]), self.path / split / source / shard["file"]
+            tokens = shard.get("file_tokens", shard["tokens"])
+            file = self.path / split / source / shard["file"]
             if mask:
                 file = file.with_name(mask_file(file.name))
                 self.checker.opened(file, mask_bytes(tokens), shard["mask_sha256"], has_ids=False)
@@ -90,7 +93,9 @@ class TokenStore:
     def with_manifest(self, manifest: dict[str, Any]) -> Self:
         """Return this store as another manifest describes it, for example that of an earlier preparation."""
         store = copy(self)
-        store.manifest, store._streams, store._masks = manifest, {}, {}
+        store.manifest = manifest
+        store._streams = {}
+        store._masks = {}
         return store
 
     def with_shards(self, split: str, files: Mapping[str, Sequence[str]]) -> Self:
@@ -155,7 +160,8 @@ class TokenStore:
                 if sizes.get(shard["file"]) != (size := tokens * width):
                     raise _changed(folder / shard["file"], size)
                 if "mask_sha256" in shard:
-                    name, size = mask_file(shard["file"]), mask_bytes(tokens)
+                    name = mask_file(shard["file"])
+                    size = mask_bytes(tokens)
                     if sizes.get(name) != size:
                         raise _changed(folder / name, size)
 
@@ -414,7 +420,8 @@ class TokenStore:
         return self._streams[key]
 
     def _make_stream(self, split: str, source: str) -> ShardStream:
-        folder, dtype = self.path / split / source, self.dtype
+        folder = self.path / split / source
+        dtype = self.dtype
 
         def map_shard(shard: dict[str, Any]) -> Tokens:
             tokens = _map(folder, shard, dtype)
@@ -449,7 +456,8 @@ class TokenStore:
 
 
 def _map(folder: Path, shard: dict[str, Any], dtype: np.dtype[Any]) -> Tokens:
-    file, tokens = folder / shard["file"], shard.get("file_tokens", shard["tokens"])
+    file = folder / shard["file"]
+    tokens = shard.get("file_tokens", shard["tokens"])
     problem = file_problem(file, tokens * dtype.itemsize, None)
     if problem:
         raise _damaged(file, problem)

@@ -45,7 +45,8 @@ def check_manifest(manifest: Any) -> None:
     """
     vocabulary = _vocabulary(manifest)
     names = _sources(manifest)
-    parts, total = _object(manifest, "splits", ""), 0
+    parts = _object(manifest, "splits", "")
+    total = 0
     for split, sources in parts.items():
         if split not in SPLITS:
             raise ManifestError(f"splits has '{_shown(split)}', but only {' and '.join(SPLITS)} are allowed")
@@ -71,7 +72,8 @@ def _vocabulary(manifest: Any) -> int:
     size = _count(tokenizer, "vocab_size", "tokenizer.", least=1, most=2**32)
     _text(tokenizer, "end_of_text", "tokenizer.")
     _count(tokenizer, "end_of_text_id", "tokenizer.", most=size - 1)
-    begin, ids = tokenizer.get("begin_of_text", []), tokenizer.get("begin_of_text_ids", [])
+    begin = tokenizer.get("begin_of_text", [])
+    ids = tokenizer.get("begin_of_text_ids", [])
     for name, values, kind in (("begin_of_text", begin, str), ("begin_of_text_ids", ids, int)):
         if not isinstance(values, list) or any(type(value) is not kind for value in values):
             raise ManifestError(f"tokenizer.{name} is not a list of {'names' if kind is str else 'ids'}")
@@ -82,7 +84,8 @@ def _vocabulary(manifest: Any) -> int:
 
 def _sources(manifest: dict[str, Any]) -> set[str]:
     """Check the list of sources, and return their names."""
-    sources, names = manifest.get("sources"), set()
+    sources = manifest.get("sources")
+    names = set()
     if not isinstance(sources, list) or not sources:
         raise ManifestError("sources is not a list of sources")
     for number, source in enumerate(sources):
@@ -114,7 +117,10 @@ def _part(part: dict[str, Any], where: str) -> int:
     shards = part.get("shards")
     if not isinstance(shards, list):
         raise ManifestError(f"{where}.shards is not a list of shards")
-    files, tokens, documents, masks = set(), 0, 0, 0
+    files = set()
+    tokens = 0
+    documents = 0
+    masks = 0
     for number, shard in enumerate(shards):
         # A fast check for the common case: a store may have tens of thousands of shards.
         if not _is_shard(shard):
@@ -137,7 +143,9 @@ def _is_shard(shard: Any) -> bool:
     if type(shard) is not dict or len(shard) != len(_SHARD) + (_MASK in shard):
         return False
     try:
-        tokens, documents, file = shard["tokens"], shard["documents"], shard["file"]
+        tokens = shard["tokens"]
+        documents = shard["documents"]
+        file = shard["file"]
         return bool(
             type(tokens) is type(documents) is int
             and 0 < documents <= tokens <= MOST_TOKENS
@@ -174,7 +182,8 @@ def _raise_shard_error(shard: Any, where: str) -> None:
 
 def _settings(manifest: dict[str, Any]) -> None:
     """Check the remaining values that preparation and inspection read."""
-    settings, split = _object(manifest, "settings", ""), _object(manifest, "split", "")
+    settings = _object(manifest, "settings", "")
+    split = _object(manifest, "split", "")
     bound = split.get("bound")
     if not isinstance(bound, str) or not _digits(bound):
         raise ManifestError("split.bound is not a decimal number")
@@ -257,7 +266,8 @@ def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
     """
     try:
         manifest = parse_json(content)
-        kind, version = manifest["format"], manifest["version"]
+        kind = manifest["format"]
+        version = manifest["version"]
         if (kind, version) == (FORMAT, VERSION):
             check_manifest(manifest)
     except (ValueError, KeyError, TypeError) as error:

@@ -101,7 +101,8 @@ def complete(config: ModelConfig, vocab_size: int) -> ModelConfig:
 def _with_transformers_sizes(config: ModelConfig) -> ModelConfig:
     found = complete_from_transformers(config, read_config(config))
     for key in sorted(_given(config) - _SOURCE_KEYS):
-        ours, theirs = getattr(config, key), getattr(found, key)
+        ours = getattr(config, key)
+        theirs = getattr(found, key)
         if key not in ("vocab_size", "max_sequence_length") or ours != theirs:
             raise ConfigError(
                 f"model.{key} is set, but config.json of the pretrained model decides it",
@@ -116,7 +117,8 @@ def _with_pretrained_shape(config: ModelConfig) -> ModelConfig:
     pretrained = read_model_config(open_folder(config.from_pretrained, with_code=config.trust_remote_code))
     kept = {key: getattr(config, key) for key in (*_SOURCE_KEYS, *_TRAINING_KEYS)} | {"implementation": "native"}
     for key in sorted(_given(config) - kept.keys()):
-        ours, theirs = getattr(config, key), getattr(pretrained, key)
+        ours = getattr(config, key)
+        theirs = getattr(pretrained, key)
         if key == "max_sequence_length" and ours > theirs and ours != type(config).model_fields[key].default:
             kept[key] = ours  # only a bound: the decoder computes rotary tables for any length
         elif ours != theirs:
@@ -140,7 +142,8 @@ def _given(config: ModelConfig) -> set[str]:
 
     If every key is set, a program wrote the config, and default values do not count.
     """
-    fields, given = type(config).model_fields, config.model_fields_set
+    fields = type(config).model_fields
+    given = config.model_fields_set
     spelled_out = given >= fields.keys()
     return {
         key

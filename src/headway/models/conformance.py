@@ -116,7 +116,9 @@ def _check_signatures(model: nn.Module, protocol: type) -> Iterator[str]:
 
 
 def _check_units(model: Any, trial: _Trial) -> Iterator[str]:
-    units, inside, seen = list(model.wrap_units()), set(model.modules()), set[nn.Parameter]()
+    units = list(model.wrap_units())
+    inside = set(model.modules())
+    seen = set[nn.Parameter]()
     for unit in units:
         if unit not in inside or unit is model:
             yield f"wrap_units gives {type(unit).__name__}, which is not a part of the model"
@@ -128,7 +130,8 @@ def _check_units(model: Any, trial: _Trial) -> Iterator[str]:
 
 def _check_product_parameters(model: Any, trial: _Trial) -> Iterator[str]:
     """Round the parameters as autocast does: where it casts every use anyway, no bit of the loss changes."""
-    products, all_parameters = list(model.product_parameters()), set(model.parameters())
+    products = list(model.product_parameters())
+    all_parameters = set(model.parameters())
     if not all(p in all_parameters for p in products):
         yield "product_parameters gives what is no parameter of the model"
         return
@@ -163,7 +166,8 @@ def _check_tensor_plan(model: Any, trial: _Trial) -> Iterator[str]:
         plan = model.tensor_plan(trial.workers)
     except ConfigError:  # so many workers cannot have equal parts
         return
-    modules, cut = [name for name, _ in model.named_modules()], set[str]()
+    modules = [name for name, _ in model.named_modules()]
+    cut = set[str]()
     for pattern, style in plan.items():
         matching = [name for name in modules if _matches(name, pattern)]
         if not matching:
@@ -179,7 +183,8 @@ def _check_tensor_plan(model: Any, trial: _Trial) -> Iterator[str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    atoms, patterns = name.split("."), pattern.split(".")
+    atoms = name.split(".")
+    patterns = pattern.split(".")
     return len(atoms) == len(patterns) and all(map(fnmatchcase, atoms, patterns))
 
 
@@ -209,9 +214,12 @@ def _check_stages(model: Any, trial: _Trial) -> Iterator[str]:
         yield "shared_between_stages gives parameters of a model that is whole"
     if trial.stage_forward is None:
         return
-    stages, forward = trial.stages, trial.stage_forward
-    state, held = model.state_dict(), dict[str, list[int]]()
-    x, parts = None, [copy.deepcopy(model) for _ in stages]
+    stages = trial.stages
+    forward = trial.stage_forward
+    state = model.state_dict()
+    held = dict[str, list[int]]()
+    x = None
+    parts = [copy.deepcopy(model) for _ in stages]
     for number, (part, stage) in enumerate(zip(parts, stages, strict=True)):
         part.keep_stages([stage])
         for name, tensor in part.state_dict().items():
@@ -240,7 +248,8 @@ def _check_stages(model: Any, trial: _Trial) -> Iterator[str]:
 
 
 def _check_experts(model: Any, trial: _Trial) -> Iterator[str]:
-    inside, before = set(model.modules()), trial.forward(model)
+    inside = set(model.modules())
+    before = trial.forward(model)
     for unit in model.expert_units() or ():
         if unit not in inside:
             yield f"expert_units gives {type(unit).__name__}, which is not a part of the model"
@@ -263,7 +272,8 @@ def _check_scaled_losses(model: Any, trial: _Trial) -> Iterator[str]:
 
 def _check_counts(model: Any, trial: _Trial) -> Iterator[str]:
     trial.gradients(model)
-    once, again = model.take_counts(), model.take_counts()
+    once = model.take_counts()
+    again = model.take_counts()
     if once is None:
         return
     if once.dtype != torch.int64 or once.device.type != "cpu":

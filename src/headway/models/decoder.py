@@ -90,8 +90,10 @@ class Decoder(nn.Module):
 
     def make_rotary_tables(self) -> None:
         """Compute the rotary tables on the device of the weights; they are not part of the state."""
-        device, config = self._any_weight.device, self.config
-        length, width = config.max_sequence_length, self.shape.rotary_dim
+        device = self._any_weight.device
+        config = self.config
+        length = config.max_sequence_length
+        width = self.shape.rotary_dim
         cos, sin = rotary_tables(length, width, config.rope_theta, config.rope_scaling)
         self.cos, self.sin = cos.to(device), sin.to(device)
         if config.local_rope_theta is not None:
@@ -165,7 +167,8 @@ class Decoder(nn.Module):
         projection. Both have the matrix of tied embeddings.
         """
         kept = {layer for stage in stages for layer in stage}
-        first, last = 0 in kept, self.shape.layers - 1 in kept
+        first = 0 in kept
+        last = self.shape.layers - 1 in kept
         for index in set(range(self.shape.layers)) - kept:
             self.layers[index] = nn.Identity()
         self._is_shared = self.config.tie_embeddings and first != last
@@ -230,7 +233,8 @@ class Decoder(nn.Module):
             row_sharers: The workers that compute other positions of the same rows; None if rows are whole.
         """
         for mixture in self.mixtures():
-            mixture.experts.workers, mixture.row_sharers = workers, row_sharers
+            mixture.experts.workers = workers
+            mixture.row_sharers = row_sharers
 
     def scale_losses(self, scale: float) -> None:
         """Set the factor that scales the loss before the backward pass; router losses are added there."""
@@ -329,7 +333,8 @@ class Decoder(nn.Module):
             return self.logits(x_BTD)
         if self.shared is not None:
             targets_BT = self.shared.cut(targets_BT, 1)
-        x_BTD, softcap = self._divided(x_BTD), self.config.logit_softcap
+        x_BTD = self._divided(x_BTD)
+        softcap = self.config.logit_softcap
         if is_dtensor(x_BTD):
             return vocabulary_parallel_cross_entropy(x_BTD, self.projection, targets_BT, softcap=softcap)
         return linear_cross_entropy(
@@ -360,7 +365,8 @@ class Decoder(nn.Module):
 
     def logits(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Compute logits (B, T, V) from final hidden states."""
-        x_BTD, softcap = self._divided(x_BTD), self.config.logit_softcap
+        x_BTD = self._divided(x_BTD)
+        softcap = self.config.logit_softcap
         if is_dtensor(x_BTD):
             from torch.distributed.tensor import Replicate
 
@@ -392,7 +398,8 @@ class Decoder(nn.Module):
         and loads; all positions do when it is None. Under tensor parallelism (`tensor_plan`) the result is a `DTensor`
         over positions.
         """
-        layers, kinds = range(self.shape.layers) if stage is None else stage, self.shape.attention_pattern
+        layers = range(self.shape.layers) if stage is None else stage
+        kinds = self.shape.attention_pattern
         # Layers without rotary embedding see the keys that full ones see.
         present = dict.fromkeys(kinds[index].replace(NO_ROTARY, FULL) for index in layers)
         positions = {kind: self._positions(kind, ids_BT, cache, documents) for kind in present}
@@ -424,7 +431,8 @@ class Decoder(nn.Module):
         self, kind: str, ids_BT: torch.Tensor, cache: KVCache | RowCaches | None, documents: PackedDocuments | None
     ) -> Positions:
         """Build the positions for layers of one kind of attention (`headway.config.sections.architecture`)."""
-        T, device = ids_BT.shape[1], ids_BT.device
+        T = ids_BT.shape[1]
+        device = ids_BT.device
         start = 0 if cache is None else cache.length
         limit = self.config.max_sequence_length if cache is None else cache.capacity
         if start + T > min(limit, self.config.max_sequence_length):
@@ -458,7 +466,8 @@ class Decoder(nn.Module):
             )
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else self._any_weight.dtype
-        compiled, capped = self._is_compiled or torch.compiler.is_compiling(), self.config.attention_softcap is not None
+        compiled = self._is_compiled or torch.compiler.is_compiling()
+        capped = self.config.attention_softcap is not None
         kernel = document_kernel(device, dtype, self.shape.head_dim, compiled, capped)
         positions = packed_positions(cos, sin, documents, window, kernel)
         if self.config.mamba is not None:

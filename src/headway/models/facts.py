@@ -136,9 +136,11 @@ def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> Para
 
         total, embedding, active = sizes_of(config)
         return ParameterCounts(total, embedding, total - embedding, active)
-    shape, ends = Shape.of(config, vocab_size), ("embedding.weight", "head.weight")
+    shape = Shape.of(config, vocab_size)
+    ends = ("embedding.weight", "head.weight")
     sizes = {name: prod(size) for name, size in parameter_shapes(config, vocab_size).items()}
-    total, embedding = sum(sizes.values()), sum(sizes.get(name, 0) for name in ends)
+    total = sum(sizes.values())
+    embedding = sum(sizes.get(name, 0) for name in ends)
     idle_experts = (shape.layers - shape.dense_layers) * (shape.experts - shape.experts_per_token)
     idle = idle_experts * 3 * shape.dim * shape.expert_ffn_dim
     return ParameterCounts(total, embedding, total - embedding, total - idle)
@@ -172,7 +174,8 @@ def flops_per_token(config: ModelConfig, sequence_length: int, vocab_size: int |
 
 def attended_keys(config: ModelConfig, layer: int, sequence_length: int) -> int:
     """Return the most keys that a query of a layer sees."""
-    pattern, window = config.attention_pattern, config.sliding_window
+    pattern = config.attention_pattern
+    window = config.sliding_window
     if window is None or (pattern is not None and pattern[layer] != SLIDING):
         return sequence_length
     return min(sequence_length, window)
@@ -188,7 +191,8 @@ def scan_flops(config: ModelConfig, sequence_length: int) -> float:
     sizes = config.mamba
     if sizes is None:
         return 0.0
-    width, chunk = sizes.width, min(sizes.chunk, sequence_length)
+    width = sizes.width
+    chunk = min(sizes.chunk, sequence_length)
     forward = 2 * chunk * (sizes.groups * sizes.state_dim + width) + 4 * width * sizes.state_dim
     return 3.0 * forward
 

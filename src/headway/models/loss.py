@@ -147,7 +147,8 @@ class _ChunkLoss(NamedTuple):
 def _chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor, part: VocabularyPart | None) -> _ChunkLoss:
     """Compute the loss of a chunk of logits; may overwrite `logits_CV`."""
     valid_C1 = (targets_C != IGNORE_TARGET).unsqueeze(1)
-    local_C1, here_C1 = targets_C.unsqueeze(1), valid_C1
+    local_C1 = targets_C.unsqueeze(1)
+    here_C1 = valid_C1
     if part is not None:
         local_C1 = local_C1 - part.first
         here_C1 = valid_C1 & (local_C1 >= 0) & (local_C1 < logits_CV.shape[1])
@@ -245,7 +246,8 @@ def _chunk_gradient(
     slope_CV = None if softcap is None else 1 - (logits_CV / softcap).square()
     loss, exp_CV, sum_C1, index_C1, here_C1 = _chunk_loss(logits_CV, targets_C, part)
     if dtype == torch.float16:  # its range is too small for the sum over a large vocabulary
-        exp_CV, sum_C1 = exp_CV.div_(sum_C1), torch.ones_like(sum_C1)
+        exp_CV = exp_CV.div_(sum_C1)
+        sum_C1 = torch.ones_like(sum_C1)
     one_hot_C = exp_CV.gather(1, index_C1).sub_(sum_C1.where(here_C1, 0.0)).squeeze(1)
     row_C = torch.arange(exp_CV.shape[0], device=exp_CV.device)
     grad_CV = exp_CV.to(dtype).index_put_((row_C, index_C1.squeeze(1)), one_hot_C.to(dtype))
@@ -266,7 +268,8 @@ def _compiled_chunk_gradient(
             logits_CV, targets_C, None, softcap, logits_CV.dtype
         )
         return whole
-    losses, scales = [], []
+    losses = []
+    scales = []
     for logits_RV, targets_R in zip(logits_CV.split(_CACHED_ROWS), targets_C.split(_CACHED_ROWS), strict=True):
         loss, scale_R1 = _compiled(_overwrite)(logits_RV, targets_R, softcap)
         losses.append(loss)
@@ -311,7 +314,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             frozen=not (ctx.needs_input_grad[1] or tied),
         )
         ctx.save_for_backward(*gradients)
-        ctx.weight_dtype, ctx.tied = weight_VD.dtype, tied
+        ctx.weight_dtype = weight_VD.dtype
+        ctx.tied = tied
         return loss
 
     @staticmethod

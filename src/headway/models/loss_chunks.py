@@ -8,7 +8,8 @@ _CHUNK_BYTES_CPU = 16 * 2**20
 _CHUNK_BYTES_ELSEWHERE = 2**30
 _MIN_CHUNK_ROWS = 256
 #: Rows of the projection's gradient that a CPU computes at a time in 16 bits, and adds at a time in fp32.
-PRODUCT_ROWS, ADDED_ROWS = 8192, 2048
+PRODUCT_ROWS = 8192
+ADDED_ROWS = 2048
 #: Most rows of a tile in an accelerator's products; a partial tile takes as long as a full one.
 _TILE_ROWS = 256
 

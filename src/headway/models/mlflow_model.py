@@ -92,7 +92,9 @@ def register_model(client: Any, run: Any, wanted: RegisteredModel, model_id: str
     """
     from mlflow.exceptions import MlflowException
 
-    name, run_id, tags = wanted.name, run.info.run_id, dict(wanted.tags)
+    name = wanted.name
+    run_id = run.info.run_id
+    tags = dict(wanted.tags)
     with suppress(MlflowException):  # it exists; where it is something else, the next request says so
         client.create_registered_model(name)
     found = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")

@@ -34,7 +34,8 @@ def _overloads(*names: str) -> frozenset[Any]:
     return frozenset(getattr(packet, overload) for packet in packets for overload in packet.overloads())
 
 
-PRODUCTS, ATTENTION = _overloads(*_PRODUCTS), _overloads(*_ATTENTION)
+PRODUCTS = _overloads(*_PRODUCTS)
+ATTENTION = _overloads(*_ATTENTION)
 
 
 def in_host_memory(*inputs: Any) -> Any:

@@ -61,14 +61,18 @@ class Shape:
             ConfigError: a size is missing, for example because a pretrained checkpoint provides it.
         """
         vocab_size = vocab_size or config.vocab_size
-        dim, layers, heads, ffn_dim = config.dim, config.layers, config.heads, config.ffn_dim
+        dim = config.dim
+        layers = config.layers
+        heads = config.heads
+        ffn_dim = config.ffn_dim
         if vocab_size is None or dim is None or layers is None or heads is None or ffn_dim is None:
             raise ConfigError(
                 "the model's shape is not complete",
                 where="model.vocab_size, model.dim, model.layers, model.heads, model.ffn_dim",
                 fix="set model.preset, or pass the config through headway.models.build.complete",
             )
-        expert_ffn_dim, head_dim = config.expert_ffn_dim or ffn_dim, config.head_dim or dim // heads
+        expert_ffn_dim = config.expert_ffn_dim or ffn_dim
+        head_dim = config.head_dim or dim // heads
         mixture = (
             {}
             if config.experts is None

@@ -145,7 +145,8 @@ def probe_logits(model: nn.Module) -> torch.Tensor:
 def _whole_products() -> Iterator[None]:
     """Compute products and convolutions in fp32 without TF32, which GPUs use for convolutions by default."""
     cudnn: Any = torch.backends.cudnn
-    convolutions, products = cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
+    convolutions = cudnn.conv.fp32_precision
+    products = torch.get_float32_matmul_precision()
     cudnn.conv.fp32_precision = "ieee"
     torch.set_float32_matmul_precision("highest")
     try:
@@ -173,7 +174,9 @@ class _Around:
     """Hooks that give a layer its values for the time in which it computes."""
 
     def __init__(self, layer: nn.Module, name: str, values: Values) -> None:
-        self._layer, self._name, self._values = layer, name, values
+        self._layer = layer
+        self._name = name
+        self._values = values
         self._stack = ExitStack()
 
     def enter(self, *_: Any) -> None:

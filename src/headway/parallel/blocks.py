@@ -41,7 +41,8 @@ def _box(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     `split_factor`, although its mesh dimension comes first. Such cuts are applied last, within the parts of the other
     cuts.
     """
-    offset, size = [0] * tensor.ndim, list(tensor.shape)
+    offset = [0] * tensor.ndim
+    size = list(tensor.shape)
     place = tensor.device_mesh.get_coordinate()
     assert place is not None
     cuts = [(n, placement) for n, placement in enumerate(tensor.placements) if not placement.is_replicate()]

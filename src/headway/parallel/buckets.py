@@ -87,10 +87,12 @@ def make_buckets(
     groups: list[list[nn.Parameter]] = []
     filling: dict[Hashable, tuple[list[nn.Parameter], int]] = {}
     for p in reversed([p for p in module.parameters() if p.requires_grad]):
-        kind, nbytes = kind_of(p), local_part(p).nbytes
+        kind = kind_of(p)
+        nbytes = local_part(p).nbytes
         group, size = filling.get(kind, ([], 0))
         if not group or group[0].dtype != p.dtype or size + nbytes > bucket_bytes:
-            group, size = [], 0
+            group = []
+            size = 0
             groups.append(group)
         group.append(p)
         filling[kind] = group, size + nbytes

@@ -34,7 +34,8 @@ class DataParallel:
         self._exchanges = {replicas: make_exchange(*settings, replicas) for replicas in kinds}
         self._missing: list[set[torch.Tensor]] = []
         self._pending: list[Finish] = []
-        self._last, self._updated = False, True
+        self._last = False
+        self._updated = True
         self._buffers = BufferWatch(module)
         for index, bucket in enumerate(self._buckets):
             for p in bucket.parameters:
@@ -148,7 +149,8 @@ class ElasticDataParallel:
     def _add_lane(self) -> None:
         for bucket, lanes in zip(self._buckets, self._lanes, strict=True):
             lanes.add(bucket.flat)
-        self._lanes_before, self._in_buckets = True, False
+        self._lanes_before = True
+        self._in_buckets = False
 
     def _clear(self) -> None:
         for bucket in self._buckets:

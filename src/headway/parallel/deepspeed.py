@@ -40,7 +40,8 @@ class DeepSpeed:
     """A strategy whose update is DeepSpeed's, which makes it an `Engine` too."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        self._module, self._world = module, world
+        self._module = module
+        self._world = world
         self.model = module
         _check_no_scalars(module)
         self._settings = engine_settings(config, world.mesh.data)
@@ -189,7 +190,8 @@ class DeepSpeed:
             found = p._hp_mapping
             if found is None:
                 return None
-            here, there = found.hp_fragment_address, found.lp_fragment_address
+            here = found.hp_fragment_address
+            there = found.lp_fragment_address
             return _Place(flat[found.param_group_index], here.start, here.numel, there.start, tuple(p.shape))
         group, start, _ = self._zero.grad_position[self._zero.get_param_id(p)]
         begin, length = self._share(p)
@@ -221,7 +223,11 @@ class _Place:
     """
 
     def __init__(self, flat: torch.Tensor, start: int, length: int, begin: int, shape: tuple[int, ...]) -> None:
-        self.flat, self.start, self.length, self.begin, self.shape = flat, start, length, begin, shape
+        self.flat = flat
+        self.start = start
+        self.length = length
+        self.begin = begin
+        self.shape = shape
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the run in a buffer with the same layout."""

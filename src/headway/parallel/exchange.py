@@ -50,7 +50,8 @@ def make_exchange(
     if parallel.compression == "powersgd":
         return PowerSGD(replicas.size, parallel.powersgd_rank, seed, group)
     if 1 < world.mesh.dp_replicate < world.mesh.replicas and group is world.replica_group:
-        inner, outer = world.weights_axis("dp_shard"), world.device_mesh["dp_replicate"]
+        inner = world.weights_axis("dp_shard")
+        outer = world.device_mesh["dp_replicate"]
         return TwoLevels(inner.get_group(), outer.get_group())
     if parallel.reduce_precision != "fp32":
         items = float(train.tokens_per_step)
@@ -123,7 +124,8 @@ class TwoLevels:
     """
 
     def __init__(self, inner: dist.ProcessGroup, outer: dist.ProcessGroup) -> None:
-        self._inner, self._outer = inner, outer
+        self._inner = inner
+        self._outer = outer
 
     def start(self, bucket: Bucket) -> Finish:
         """Start the sum within the group."""
@@ -155,7 +157,10 @@ class PowerSGD:
     """
 
     def __init__(self, workers: int, rank: int, seed: int, group: dist.ProcessGroup | None = None) -> None:
-        self._group, self._workers, self._rank, self._seed = group, workers, rank, seed
+        self._group = group
+        self._workers = workers
+        self._rank = rank
+        self._seed = seed
         self._errors: dict[torch.Tensor, torch.Tensor] = {}
         self._q: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -183,11 +188,13 @@ class PowerSGD:
 
     def reset(self) -> None:
         """Return to the state before the first step."""
-        self._errors, self._q = {}, {}
+        self._errors = {}
+        self._q = {}
 
     def _pays(self, p: torch.Tensor) -> bool:
         """Return whether two factors are smaller than the matrix."""
-        rows, columns = p.shape[0] if p.ndim else 1, p.numel() // max(1, p.shape[0]) if p.ndim else 1
+        rows = p.shape[0] if p.ndim else 1
+        columns = p.numel() // max(1, p.shape[0]) if p.ndim else 1
         return p.ndim >= 2 and (rows + columns) * self._rank < rows * columns
 
     def _with_error(self, p: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,8 @@ def shard_experts(module: nn.Module, world: World) -> None:
     axis = world.experts_axis("ep") if mesh.ep > 1 or mesh.tp > 1 else None
     # All workers create groups together, including those of a stage without experts.
     workers = None if axis is None else axis.get_group()
-    row_sharers, _ = world.row_group, axis and world.expert_replica_group
+    row_sharers = world.row_group
+    _ = axis and world.expert_replica_group
     module.share_experts(workers if mesh.ep > 1 else None, row_sharers)
     if axis is not None:
         for unit in units:
@@ -64,7 +65,8 @@ def expert_units(module: nn.Module) -> Sequence[nn.Module] | None:
 
 
 def _part(whole: torch.Tensor, axis: DeviceMesh) -> DTensor:
-    experts, workers = whole.shape[0], axis.size()
+    experts = whole.shape[0]
+    workers = axis.size()
     if experts % workers:
         raise ConfigError(
             f"{experts} experts cannot be shared evenly by {workers} workers",

@@ -42,18 +42,21 @@ class FullyShardedDataParallel:
     """Shards over `dp_shard` workers; these groups hold replicas of each other (`dp_replicate`)."""
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        self._module, self._world = module, world
+        self._module = module
+        self._world = world
         self._elastic = config.determinism == "elastic"
         gradients = sum(local_part(p).nbytes for p in module.parameters() if p.requires_grad)
         self._each_micro_batch = config.parallel.reduces_each_micro_batch(gradients)
         self._last = _LastLane()
         self._buffers = BufferWatch(module)
         self._copies = world.device_mesh["dp_replicate"].get_group() if world.mesh.dp_replicate > 1 else None
-        units, experts = wrap_units(module), _sharded_experts(module, world)
+        units = wrap_units(module)
+        experts = _sharded_experts(module, world)
         self._uncut: list[nn.Parameter] = []
         if experts and world.experts_axis("expert_shard").size() == 1:
             # No other worker has these experts. PyTorch would gather them anyway, and omit the sum.
-            self._uncut, experts = [p for unit in experts for p in unit.parameters()], []
+            self._uncut = [p for unit in experts for p in unit.parameters()]
+            experts = []
         for p in module.parameters():
             p.data = p.data.contiguous()  # fully_shard requires it
         half = _HALF.get(config.train.precision)
@@ -232,7 +235,8 @@ class _Sum(ReduceScatter):
 
     def __init__(self, elastic: bool, last: _LastLane, copies: dist.ProcessGroup | None) -> None:
         self._lanes = LaneAccumulator() if elastic else None
-        self._last, self._copies = last, copies
+        self._last = last
+        self._copies = copies
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -270,7 +274,8 @@ def wrap_units(module: nn.Module) -> list[nn.Module]:
     """
     if isinstance(module, Shardable):
         return list(module.wrap_units())
-    units, whole = [unit for unit in _listed(module) if _size(unit)], _size(module)
+    units = [unit for unit in _listed(module) if _size(unit)]
+    whole = _size(module)
     if 2 * sum(map(_size, units)) >= whole:
         return units
     uses = Counter(p for part in module.modules() for p in part.parameters(recurse=False))

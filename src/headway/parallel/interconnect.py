@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from headway.core.machine.system import Machine
 
 #: /sys/class/net/*/type, from <linux/if_arp.h>.
-_ETHERNET, _INFINIBAND = 1, 32
+_ETHERNET = 1
+_INFINIBAND = 32
 
 #: NVLinks of a Hopper or Blackwell GPU (NVIDIA H100 architecture whitepaper, "Fourth-Generation NVLink").
 _LINKS_PER_GPU = 18
@@ -247,7 +248,8 @@ def _interfaces(machine: Machine) -> Iterator[Interface]:
 
 def _routes(machine: Machine) -> tuple[set[str], set[str]]:
     """Return the interfaces that have an address, and those with a default route."""
-    routed, default = set(), set()
+    routed = set()
+    default = set()
     for line in (machine.text("/proc/net/route") or "").splitlines()[1:]:
         name, destination = line.split()[:2]
         routed.add(name)

@@ -11,7 +11,8 @@ from torch import nn
 from headway.parallel.blocks import local_part
 
 #: Exponents of fp32 numbers as `frexp` returns them, subnormal numbers included.
-_LEAST, _MOST = -148, 128
+_LEAST = -148
+_MOST = 128
 _UNITS = 2.0**24
 
 

@@ -36,7 +36,8 @@ class Ownership:
             if p.requires_grad:
                 kinds.setdefault(replicas_of(p), []).append(p)
         if all(len(members) < kind.size for kind, members in kinds.items()):
-            parameters, workers = sum(map(len, kinds.values())), max((kind.size for kind in kinds), default=1)
+            parameters = sum(map(len, kinds.values()))
+            workers = max((kind.size for kind in kinds), default=1)
             raise ConfigError(
                 f"a model of {parameters} parameters cannot be divided between {workers} workers",
                 where="parallel.strategy, parallel.workers",

@@ -55,11 +55,14 @@ class Pipeline:
             model: Has only this worker's layers.
             stages: The layers of every stage (`parallel.stages.plan_stages`).
         """
-        self._schedule_name, self._world = parallel.pipeline_schedule, world
+        self._schedule_name = parallel.pipeline_schedule
+        self._world = world
         self._ranks = world.mesh.ranks_along(world.rank, "pp")
         self._place = self._ranks.index(world.rank)
         self._group = world.device_mesh["pp"].get_group()
-        self._stages, self._forward, self._output = stages, forward, output
+        self._stages = stages
+        self._forward = forward
+        self._output = output
         assert len(stages) == len(self._ranks) * stages_per_worker(parallel)
         self._mine = stages_of_worker(self._place, len(self._ranks), len(stages))
         self._lane = _Lane()
@@ -89,7 +92,8 @@ class Pipeline:
         # The schedule carries only the number of the micro-batch.
         numbers = torch.arange(len(batches))
         losses: list[torch.Tensor] = []
-        first, last = 0 in self._mine, len(self._stages) - 1 in self._mine
+        first = 0 in self._mine
+        last = len(self._stages) - 1 in self._mine
         schedule.step(*((numbers,) if first else ()), target=numbers if last else None, losses=losses, number=numbers)
         self._lane.end()
         total = torch.zeros((), device=self._world.device)
@@ -124,7 +128,8 @@ class Pipeline:
             mine = local_part(p.grad)
             if not mine.numel():  # the shard is empty at the peer too
                 continue
-            sent, received = mine.contiguous(), torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
+            sent = mine.contiguous()
+            received = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
             exchange = [
                 dist.P2POp(dist.isend, sent, peer, self._group),
                 dist.P2POp(dist.irecv, received, peer, self._group),
@@ -174,7 +179,9 @@ class _Lane:
     """The current lane, which a schedule does not carry."""
 
     def begin(self, batches: Sequence[MicroBatch], seeds: Sequence[int], around_backward: AroundBackward) -> None:
-        self.batches, self.seeds, self.around_backward = batches, seeds, around_backward
+        self.batches = batches
+        self.seeds = seeds
+        self.around_backward = around_backward
         self._backward_passes: dict[int, int] = {}
 
     def is_last_backward(self, stage: int) -> bool:
@@ -275,9 +282,11 @@ def _make_stage(part: _Part, like: torch.Tensor, device: torch.device, group: di
                 self._buffers().free(records.get(bwd_chunk_id, ()))
             return result
 
-    is_first, is_last = part.number == 0, part.number == part.of - 1
+    is_first = part.number == 0
+    is_last = part.number == part.of - 1
     passed = torch.empty(like.shape, dtype=like.dtype, device="meta", requires_grad=True)
     number = torch.empty(1, dtype=torch.int64, device="meta")
     loss = torch.empty(1, device="meta", requires_grad=True)
-    inputs, outputs = number if is_first else passed, loss if is_last else passed
+    inputs = number if is_first else passed
+    outputs = loss if is_last else passed
     return Stage(part, part.number, part.of, device, input_args=inputs, output_args=outputs, group=group)

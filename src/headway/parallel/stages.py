@@ -51,7 +51,8 @@ def split_evenly(costs: Sequence[float], stages: int) -> list[range]:
             for n in range(len(costs) + 1)
         ]
         starts.append([m for _, m in best])
-    end, runs = len(costs), []
+    end = len(costs)
+    runs = []
     for row in reversed(starts):
         runs.append(range(row[end], end))
         end = row[end]

@@ -25,12 +25,14 @@ class LaneAccumulator:
 
     def add(self, lane: torch.Tensor) -> None:
         """Add the next lane's buffer; copy its content if it must be kept."""
-        carry, owned = lane, False
+        carry = lane
+        owned = False
         for level, waiting in enumerate(self._levels):
             if waiting is None:
                 self._levels[level] = carry if owned else carry.clone()
                 return
-            carry, owned = waiting.add_(carry), True
+            carry = waiting.add_(carry)
+            owned = True
             self._levels[level] = None
         self._levels.append(carry if owned else carry.clone())
 
@@ -62,9 +64,11 @@ def tree_all_reduce_(flat: torch.Tensor, group: dist.ProcessGroup | None = None)
     while distance > 1:
         distance //= 2
         partner_start = start - length if rank & distance else start + length
-        mine, theirs = padded[start : start + length], padded[partner_start : partner_start + length]
+        mine = padded[start : start + length]
+        theirs = padded[partner_start : partner_start + length]
         _exchange(mine, theirs, rank ^ distance, group)
-        start, length = min(start, partner_start), length * 2
+        start = min(start, partner_start)
+        length = length * 2
     if padded is not flat:
         flat.copy_(padded[: flat.numel()])
 
@@ -91,7 +95,8 @@ def tree_reduce_scatter(mine: torch.Tensor, flat: torch.Tensor, group: dist.Proc
 def _halve_(padded: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int, int]:
     """Run the halving phase in place; return the start and the length of this worker's part of the sum."""
     rank, size = _place(group)
-    start, length = 0, padded.numel()
+    start = 0
+    length = padded.numel()
     received = torch.empty(length // 2, dtype=padded.dtype, device=padded.device)
     distance = 1
     while distance < size:
@@ -102,7 +107,8 @@ def _halve_(padded: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int,
         mine = padded[keep : keep + length]
         _exchange(padded[give : give + length], received[:length], rank ^ distance, group)
         mine.add_(received[:length])
-        start, distance = keep, distance * 2
+        start = keep
+        distance = distance * 2
     return start, length
 
 

@@ -394,7 +394,9 @@ def _bound_store(timeout: timedelta) -> Any:
     """Return the store at MASTER_ADDR, which listens on that address only; PyTorch's own listens on all of them."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    address, port, serves = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0"
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    serves = os.environ["RANK"] == "0"
     if not serves:
         return TCPStore(address, port, is_master=False, timeout=timeout)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -429,7 +431,8 @@ def _agree_on_name(store: Any, rank: int, size: int, timeout_seconds: float) -> 
         name: str = store.get(f"headway/answer-{mine}").decode()
         store.set(f"headway/taken-{name}-{rank}", "")
         return name
-    missing, answered = set(range(1, size)), set[str]()
+    missing = set(range(1, size))
+    answered = set[str]()
 
     def all_have_come() -> bool:
         for other in sorted(missing):

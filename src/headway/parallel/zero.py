@@ -69,7 +69,8 @@ class Zero2(_OwnedUpdate):
     """
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
-        self._module, self._world = module, world
+        self._module = module
+        self._world = world
         self._ownership = _ownership(module, world)
         self._buckets = _buckets_by_owner(module, self._ownership)
         self._bucket_of = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
@@ -90,7 +91,9 @@ class Zero2(_OwnedUpdate):
 
     @contextmanager
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
-        self._missing, self._sent, self._training = [set(bucket) for bucket in self._buckets], 0, True
+        self._missing = [set(bucket) for bucket in self._buckets]
+        self._sent = 0
+        self._training = True
         yield
         self._training = False
         while self._sent < len(self._buckets):  # a parameter without a gradient keeps its bucket open

@@ -18,7 +18,8 @@ from headway.models.versions.records import MOST_FILES, SIGNATURE, is_file_name
 #: Files that are parsed when a model is loaded.
 _PARSED = ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json")
 #: Folders of the Hub's cache, whose files are links to blobs beside them.
-_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
+_SNAPSHOTS = "snapshots"
+_BLOBS = "blobs"
 
 
 def files_to_register(folder: Path) -> tuple[dict[str, Path], list[str]]:

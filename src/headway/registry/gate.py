@@ -86,7 +86,8 @@ def check_ledger(version: ModelVersion) -> Check:
 
 def check_benchmarks(candidate: ModelVersion, present: ModelVersion) -> Check:
     """Check that no benchmark of the present version is missing or worse."""
-    ours, theirs = _results(candidate), _results(present)
+    ours = _results(candidate)
+    theirs = _results(present)
     if not theirs:
         return Check("benchmarks", True, f"{present} has none to compare with")
     problems = [text for key, value in sorted(theirs.items()) if (text := _worse(key, ours.get(key), value))]
@@ -121,7 +122,8 @@ def benchmark_rows(evidence: Mapping[str, Any]) -> Iterator[tuple[str, str, floa
 
 def check_comparison(found: Mapping[str, Any], present: str, margin: str) -> Check:
     """Judge the result of `headway compare --json`."""
-    effect, interval = found.get("effect"), found.get("interval")
+    effect = found.get("effect")
+    interval = found.get("interval")
     words = f"difference of the loss to {present}: {_number(effect)}"
     if isinstance(interval, list) and len(interval) == 2:
         words += f", 95 % interval {_number(interval[0])} to {_number(interval[1])}"

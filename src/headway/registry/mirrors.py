@@ -20,7 +20,8 @@ from headway.registry.pull import pull_to
 MLFLOW = "mlflow:"
 #: The experiment whose runs stand for versions.
 _EXPERIMENT = "headway-registry"
-_VERSION_TAG, _MANIFEST_TAG = "headway.version", "headway.manifest_sha256"
+_VERSION_TAG = "headway.version"
+_MANIFEST_TAG = "headway.manifest_sha256"
 _SETTINGS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 
 

@@ -99,7 +99,9 @@ def examine_unprepared(config: Config, options: RunOptions | None = None, *, her
     why = why_prepare(config, options or RunOptions())
     if why is None:
         return None
-    found, sources, wanted = Problems(), [], config
+    found = Problems()
+    sources = []
+    wanted = config
     tokenizer = None
     with found.collecting():
         sources = _checked_sources(config, here)

@@ -36,7 +36,8 @@ def preview(config: Config, options: RunOptions) -> str:
 
 def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
     """Describe a run whose store would be prepared first; its number of rows is not known yet."""
-    config, train = run.config, run.config.train
+    config = run.config
+    train = run.config.train
     assert train.steps is not None, "the config is resolved"
     for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, run.mesh.size)):
         warning(line)

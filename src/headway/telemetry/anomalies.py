@@ -25,33 +25,45 @@ from headway.telemetry.record import Run, dig
 
 #: The share of a run's time that its threads wait for a processor, or that is taken from them, from which it is
 #: slowed; and the number of processors that others must use to be the cause.
-CPU_WAIT_SHARE, CPU_OTHERS = 0.1, 0.1
+CPU_WAIT_SHARE = 0.1
+CPU_OTHERS = 0.1
 #: Waiting for data is an anomaly from this share of the time.
 DATA_WAIT_SHARE = 0.2
 #: What health found is an anomaly for this long, and for so many steps.
-RECENT_SECONDS, _RECENT_STEPS = 600.0, 50
+RECENT_SECONDS = 600.0
+_RECENT_STEPS = 50
 #: So many spikes of the gradient, or steps without an update, in `_RECENT_STEPS` are a repetition.
 _REPEATED = 3
 #: A gradient norm that is a spike by itself, in limits; with a lower one the loss must exceed this share of it.
-_NORM_ALONE, _LOSS_BESIDE = 2.0, 0.25
+_NORM_ALONE = 2.0
+_LOSS_BESIDE = 0.25
 #: Steps after a spike that show what it did, and the share of `health.spike_deviations` from which the loss has moved,
 #: or up to which it is as usual.
-_EFFECT_STEPS, _MOVED, _USUAL = 5, 0.5, 0.25
+_EFFECT_STEPS = 5
+_MOVED = 0.5
+_USUAL = 0.25
 
 #: A stretch has at least this much training.
-_STRETCH_SECONDS, _STRETCH_STEPS = 60.0, 10
+_STRETCH_SECONDS = 60.0
+_STRETCH_STEPS = 10
 #: The newest stretches, and those before that they are compared with.
-_NEWEST, _EARLIER = 3, 5
+_NEWEST = 3
+_EARLIER = 5
 #: Stretches that are remembered: four hours of them.
 _REMEMBERED = 240
 #: The first steps of an attempt compile and fill caches.
 _WARM_STEPS = 5
 #: A lower speed is a drift from this share, or from so many median deviations of what was usual.
-_SLOWER, _DEVIATIONS = 0.15, 4.0
+_SLOWER = 0.15
+_DEVIATIONS = 4.0
 #: Steps are uneven from this coefficient of variation, this many times the usual one, and this many seconds.
-_UNEVEN, _MORE_UNEVEN, _UNEVEN_SECONDS = 0.3, 3.0, 0.02
+_UNEVEN = 0.3
+_MORE_UNEVEN = 3.0
+_UNEVEN_SECONDS = 0.02
 #: Memory grows by at least this share and this much, over at least so many stretches, without slowing down.
-_GROWTH_SHARE, _GROWTH_GIB, _GROWTH_STRETCHES = 0.05, 0.5, 8
+_GROWTH_SHARE = 0.05
+_GROWTH_GIB = 0.5
+_GROWTH_STRETCHES = 8
 _HOT_CELSIUS = 85.0
 #: Of the last `_RECENT_STEPS` steps; fewer are how fp16 finds its loss scale.
 _FP16_SKIPS = 6
@@ -60,10 +72,22 @@ _EQUAL_WORK = 0.1
 #: No number of a record is greater; one that is was not measured.
 _GREATEST = 1e15
 
-DATA_WAIT, RESTART, UNKNOWN = "data wait", "restart", "unknown"
-OTHER_PROCESSES, QUOTA, VIRTUAL_MACHINES, HEAT = "other processes", "processor quota", "other virtual machines", "heat"
-ROWS, UNSTABLE, NOT_FINITE, GPU_MEMORY, OWN_MEMORY = "rows", "learning rate", "not finite", "gpu memory", "own memory"
-_LOSS_SPIKE, _GRADIENT_SPIKE, _SKIPPED, _ROLLBACK = "loss spike", "gradient spike", "skipped steps", "rollback"
+DATA_WAIT = "data wait"
+RESTART = "restart"
+UNKNOWN = "unknown"
+OTHER_PROCESSES = "other processes"
+QUOTA = "processor quota"
+VIRTUAL_MACHINES = "other virtual machines"
+HEAT = "heat"
+ROWS = "rows"
+UNSTABLE = "learning rate"
+NOT_FINITE = "not finite"
+GPU_MEMORY = "gpu memory"
+OWN_MEMORY = "own memory"
+_LOSS_SPIKE = "loss spike"
+_GRADIENT_SPIKE = "gradient spike"
+_SKIPPED = "skipped steps"
+_ROLLBACK = "rollback"
 _DATA_WAIT = "data wait"
 _ADVICE: Mapping[str, str] = {
     DATA_WAIT: "The steps wait for their data; headway profile shows the waits.",
@@ -170,9 +194,12 @@ class _Stretch:
         return self.waited / self.seconds
 
 
-_PEAK, _AVAILABLE = "memory/peak_gib", "health/memory_available_gib"
-_CPU_WAIT, _OTHERS = "health/cpu_wait_share", "health/cpu_used_by_others"
-_THROTTLED, _STOLEN = "health/cpu_throttled_share", "health/cpu_stolen_share"
+_PEAK = "memory/peak_gib"
+_AVAILABLE = "health/memory_available_gib"
+_CPU_WAIT = "health/cpu_wait_share"
+_OTHERS = "health/cpu_used_by_others"
+_THROTTLED = "health/cpu_throttled_share"
+_STOLEN = "health/cpu_stolen_share"
 _HOTTEST = "health/gpu_temperature_celsius"
 #: Readings that few records have.
 _CONDITIONS = frozenset((_AVAILABLE, _CPU_WAIT, _OTHERS, _THROTTLED, _STOLEN, _HOTTEST))
@@ -190,7 +217,8 @@ class AnomalyWatch:
         self._open: _Stretch | None = None
         self._warm = 0
         self._attempt = -1
-        self._step, self._time = 0, 0.0
+        self._step = 0
+        self._time = 0.0
         self._drifts: tuple[Anomaly, ...] | None = ()
         self._events: deque[Event] = deque(maxlen=_RECENT_STEPS)
         self._spike: Event | None = None
@@ -210,8 +238,11 @@ class AnomalyWatch:
         self._step, self._time = step, _measured(record, "time") or self._time
         events: list[Event] = []
         if attempt != self._attempt:
-            self._attempt, self._open, self._warm = attempt, None, 0
-            self._skipped_steps, self._spike = None, None
+            self._attempt = attempt
+            self._open = None
+            self._warm = 0
+            self._skipped_steps = None
+            self._spike = None
         elif goes_back:
             self._spike = None
             events += self._note(_ROLLBACK, "the run went back to an earlier checkpoint", alerts=True)
@@ -227,7 +258,8 @@ class AnomalyWatch:
         """Add a few records from the middle of a history, one after the other, as one stretch of before."""
         sample = AnomalyWatch()
         for record in records:
-            seconds, attempt = _measured(record, "speed/step_seconds"), record.get("attempt", 0)
+            seconds = _measured(record, "speed/step_seconds")
+            attempt = record.get("attempt", 0)
             if seconds is None or seconds <= 0.0 or not isinstance(attempt, int):
                 continue
             if sample._open is not None and attempt != sample._open.attempt:
@@ -268,24 +300,29 @@ class AnomalyWatch:
         if ends and one.seconds >= _STRETCH_SECONDS and one.steps >= _STRETCH_STEPS:
             one.ended = self._time
             self._stretches.append(one)
-            self._open, self._drifts = None, None
+            self._open = None
+            self._drifts = None
 
     def _judge(self, record: Mapping[str, Any]) -> list[Event]:
         """Return the events of a step, and complete an earlier one by what the step shows."""
         # Most values are floats, and histories are long.
-        loss, norm = record.get("health/loss_deviations"), record.get("health/grad_norm_deviations")
+        loss = record.get("health/loss_deviations")
+        norm = record.get("health/grad_norm_deviations")
         is_judged = loss is not None
         if type(loss) is not float or type(norm) is not float:
-            loss, norm = as_number(loss) or 0.0, as_number(norm) or 0.0
+            loss = as_number(loss) or 0.0
+            norm = as_number(norm) or 0.0
         if self._spike is not None and is_judged:
             self._see_effect(self._spike, loss)
         is_skipped = self._is_skipped(record)
         if not is_spike(loss, norm, self.spike_deviations):
             return self._note_skipped(record) if is_skipped else []
         if loss > self.spike_deviations:
-            kind, text = _LOSS_SPIKE, f"the loss was {loss:.1f} deviations above the usual"
+            kind = _LOSS_SPIKE
+            text = f"the loss was {loss:.1f} deviations above the usual"
         else:
-            kind, text = _GRADIENT_SPIKE, f"the gradient norm was {norm:.1f} deviations above the usual"
+            kind = _GRADIENT_SPIKE
+            text = f"the gradient norm was {norm:.1f} deviations above the usual"
         if is_skipped:
             text = f"{text}; its update was skipped"
         begun = self._note(kind, text, alerts=loss > _MOVED * self.spike_deviations or self._repeats(kind))
@@ -298,7 +335,8 @@ class AnomalyWatch:
         has_moved = loss > _MOVED * self.spike_deviations
         if spike.kind == _GRADIENT_SPIKE:
             if has_moved:
-                spike.alerts, spike.cause = True, UNSTABLE
+                spike.alerts = True
+                spike.cause = UNSTABLE
         elif after == 1 and loss <= _USUAL * self.spike_deviations:
             if spike.last_step - spike.first_step < _EFFECT_STEPS:
                 spike.cause = ROWS
@@ -345,7 +383,8 @@ class AnomalyWatch:
         """Note an event of this step; return it, or nothing if the one of the step before goes on."""
         last = self._events[-1] if self._events else None
         if last is not None and last.kind == kind and last.last_step == self._step - 1:
-            last.last_step, last.time = self._step, self._time
+            last.last_step = self._step
+            last.time = self._time
             last.alerts = last.alerts or alerts
             return []
         self._events.append(Event(kind, text, self._step, self._step, self._time, alerts=alerts))
@@ -397,7 +436,8 @@ class Episodes:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record of the file."""
-        step, attempt = record.get("step"), record.get("attempt", 0)
+        step = record.get("step")
+        attempt = record.get("attempt", 0)
         if not isinstance(step, int) or not isinstance(attempt, int) or attempt < self._attempt:
             return
         self._attempt = attempt
@@ -495,7 +535,8 @@ def _growth(stretches: list[_Stretch], name: str, *, falls: bool = False) -> tup
         return None
     sign = -1.0 if falls else 1.0
     (began, first), (ended, last), middle = known[0], known[-1], known[len(known) // 2][1]
-    growth, newer = sign * (last - first), sign * (last - middle)
+    growth = sign * (last - first)
+    newer = sign * (last - middle)
     if growth < max(_GROWTH_GIB, _GROWTH_SHARE * first) or newer < 0.35 * growth:
         return None
     half = known[len(known) // 2 :]

@@ -94,7 +94,8 @@ def _trying() -> Iterator[None]:
     process."""
     import torch
 
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
     torch.set_num_threads(1)
     try:
         with torch.inference_mode():

@@ -43,7 +43,9 @@ class Unit(Enum):
     MEGAHERTZ = ("MHz", "hertz", 1e6)
 
     def __init__(self, words: str, suffix: str, factor: float) -> None:
-        self.words, self.suffix, self.factor = words, suffix, factor
+        self.words = words
+        self.suffix = suffix
+        self.factor = factor
 
 
 #: Endings of recorded names that the suffix of a base unit replaces.
@@ -100,7 +102,9 @@ class Metric:
         return f"headway_{words}{'_total' if self.is_total else ''}"
 
 
-_G, _C, _A = Kind.GAUGE, Kind.COUNTER, Kind.AMOUNT
+_G = Kind.GAUGE
+_C = Kind.COUNTER
+_A = Kind.AMOUNT
 _Line = tuple[str, Unit, Kind, str]
 
 #: The source of what is read of a machine and not of a step; it has the label `machine` in Prometheus.

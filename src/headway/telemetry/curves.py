@@ -23,7 +23,8 @@ def smooth(values: Floats, half_window: int) -> Floats:
     `(points,)`."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
-    low, high = np.maximum(index - half_window, 0), np.minimum(index + half_window + 1, len(values))
+    low = np.maximum(index - half_window, 0)
+    high = np.minimum(index + half_window + 1, len(values))
     means: Floats = (sums[high] - sums[low]) / (high - low)
     return means
 

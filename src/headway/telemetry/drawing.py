@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-INK, MUTED, _RULE, GROUND = "#000001", "#000002", "#000003", "#000004"
+INK = "#000001"
+MUTED = "#000002"
+_RULE = "#000003"
+GROUND = "#000004"
 SERIES = tuple(f"#0000{number:02x}" for number in range(0x10, 0x10 + SERIES_COLOURS))
 _VARIABLES = {
     INK: "var(--ink)",

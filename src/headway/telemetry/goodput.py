@@ -21,15 +21,13 @@ from headway.telemetry.record import RUNNING, Attempt, Run, as_int, as_text
 from headway.telemetry.work import AttemptWork, Work
 
 #: Causes, in the order in which they are shown.
-START, AGAIN, SAVING, DATA, HANGING, DOWN, OTHER = (
-    "start-up",
-    "steps computed again",
-    "waiting for checkpoints",
-    "waiting for data",
-    "until a hang was noticed",
-    "between attempts",
-    "evaluation and the rest",
-)
+START = "start-up"
+AGAIN = "steps computed again"
+SAVING = "waiting for checkpoints"
+DATA = "waiting for data"
+HANGING = "until a hang was noticed"
+DOWN = "between attempts"
+OTHER = "evaluation and the rest"
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,8 @@ def _split(
     lost_steps: dict[int, int] = {}
     counts_below = counts_to + 1  # a step counts when no later attempt has computed it
     for index in range(len(known) - 1, -1, -1):
-        attempt, work = known[index], all_work.by_attempt.get(known[index].number, AttemptWork())
+        attempt = known[index]
+        work = all_work.by_attempt.get(known[index].number, AttemptWork())
         assert attempt.started is not None and attempt.ended is not None, "known"
         said = endings.get(attempt.number, {}).get("silent_seconds")
         silent = as_number(said) or 0.0
@@ -164,7 +163,8 @@ def was_meant_to_end(attempt: Attempt, ending: Mapping[str, Any]) -> bool:
 
 def _stopped_by(ending: Mapping[str, Any]) -> str | None:
     """Return the signal that stopped the run: as the supervisor reported it, or the worker itself."""
-    said, notices = as_text(ending.get("stopped_by")), ending.get("notices")
+    said = as_text(ending.get("stopped_by"))
+    notices = ending.get("notices")
     if said is not None or not isinstance(notices, list):
         return said
     signals = (notice for notice in notices if isinstance(notice, Mapping) and notice.get("key") == "signal")

@@ -151,7 +151,8 @@ def _gpu(index: int, node: ElementTree.Element) -> Gpu:
 
 def _processes(node: ElementTree.Element) -> Iterator[tuple[int, str, int | None]]:
     for process in node.findall("processes/process_info"):
-        pid, kind = _whole(process, "pid"), _known(process, "type") or ""
+        pid = _whole(process, "pid")
+        kind = _known(process, "type") or ""
         if pid is not None and "C" in kind:  # a process that only uses graphics does not train
             yield pid, _known(process, "process_name") or "unknown", _mebibytes(process, "used_memory")
 

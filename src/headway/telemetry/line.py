@@ -131,10 +131,13 @@ class StatusLine:
         total_usd: Callable[[float], float] | None = None,
         budget_usd: float | None = None,
     ) -> None:
-        self._total_steps, self._log_every = total_steps, log_every
-        self._total_usd, self._budget_usd = total_usd, budget_usd
+        self._total_steps = total_steps
+        self._log_every = log_every
+        self._total_usd = total_usd
+        self._budget_usd = budget_usd
         self._language_model = language_model
-        self._work, self._clock = work or (lambda step: step), clock
+        self._work = work or (lambda step: step)
+        self._clock = clock
         self._ends: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._speeds: deque[Mapping[str, float]] = deque(maxlen=_WINDOW)
         self._saved_at: float | None = None
@@ -199,7 +202,8 @@ class StatusLine:
 
     def _status(self, step: int, metrics: Mapping[str, float]) -> Status:
         eta = None if self._is_over else self._eta(step)
-        spent, total = metrics.get("cost/spent_usd"), None
+        spent = metrics.get("cost/spent_usd")
+        total = None
         if spent is not None and eta is not None and self._total_usd is not None:
             total = self._total_usd(eta)
         return Status(

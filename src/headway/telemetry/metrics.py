@@ -83,7 +83,9 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, attempt: int, may_write: Callable[[], None] = lambda: None) -> None:
-        self._path, self._attempt, self._may_write = path, attempt, may_write
+        self._path = path
+        self._attempt = attempt
+        self._may_write = may_write
         self._waiting: deque[bytes] = deque()
         self._trouble: str | None = None
         self._error: str | None = None
@@ -254,7 +256,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {"attempt": _Column()}
-        self._step, self._attempt = -1, -1
+        self._step = -1
+        self._attempt = -1
         self.spans: dict[int, Span] = {}
         """By attempt number."""
         self.repeated_steps = 0
@@ -262,7 +265,8 @@ class Metrics:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record of the file; skip it if it is not a record of a step."""
-        step, attempt = record.get("step"), record.get("attempt", 0)
+        step = record.get("step")
+        attempt = record.get("attempt", 0)
         if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
             return
         if not max(0, self._attempt) <= attempt < 2**63:
@@ -271,7 +275,8 @@ class Metrics:
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         if attempt != self._attempt or goes_back:
             self._restart_at(step if is_own(record) else step + 1, attempt)
-        self._step, self._attempt = step, attempt
+        self._step = step
+        self._attempt = attempt
         for name, value in record.items():
             # Nearly all values are plain floats, and histories are long.
             number = value if type(value) is float else recorded_number(value)
@@ -283,9 +288,11 @@ class Metrics:
         done = self._columns["attempt"]
         if not done.steps or done.steps[-1] != step:  # otherwise the step remains that of the attempt that did it
             done.put(step, attempt)
-        span, moment = self.spans[attempt], recorded_number(record.get("time"))
+        span = self.spans[attempt]
+        moment = recorded_number(record.get("time"))
         span.first_time = moment if span.first_time is None else span.first_time
-        span.last_step, span.last_time = step, moment
+        span.last_step = step
+        span.last_time = moment
         jump = recorded_number(record.get(CLOCK_JUMP)) if CLOCK_JUMP in record else None
         if jump is not None and math.isfinite(jump):
             span.clock_jumped += jump

@@ -54,7 +54,8 @@ def fact_table(facts: Iterable[Sequence[Any]]) -> list[str]:
 
 def card_facts(run: Run, step: int) -> list[tuple[str, Any]]:
     """Return what a card says of a run's model, in order, by title; None is unknown."""
-    batches, parameters = run.batches, as_int(dig(run.facts, "model", "parameters"))
+    batches = run.batches
+    parameters = as_int(dig(run.facts, "model", "parameters"))
     tokens = None if batches is None else batches.tokens_before(step)
     sources = [name for source in run.get("data.sources") or [] if (name := _source(source))]
     return [
@@ -81,7 +82,8 @@ def _at(run: Run, metric: str, step: int) -> str | None:
 
 def _source(source: Any) -> str | None:
     """Name a source, by its place too where that is not on this machine."""
-    name, path = dig(source, "name"), dig(source, "path")
+    name = dig(source, "name")
+    path = dig(source, "path")
     if not isinstance(path, str) or "://" not in path:
         return name if isinstance(name, str) else None
     return path if not isinstance(name, str) else f"{name} ({path})"

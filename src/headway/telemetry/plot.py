@@ -16,8 +16,12 @@ from headway.telemetry.curves import Floats, Steps, axis_labels, half_window, sm
 
 #: Of the Okabe-Ito palette, those that are seen on white and on black.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_WIDTH, _HEIGHT = 640, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 40
+_WIDTH = 640
+_HEIGHT = 300
+_LEFT = 58
+_RIGHT = 12
+_TOP = 12
+_BOTTOM = 40
 #: A curve with fewer points shows each of them.
 _FEW = 40
 
@@ -85,7 +89,8 @@ class _Area:
 
     def axes(self) -> str:
         """Return rules and labels."""
-        across, up = _ticks(self.left, self.right), _ticks(self.low, self.high)
+        across = _ticks(self.left, self.right)
+        up = _ticks(self.low, self.high)
         parts = []
         for y, label in zip(self.y(np.array(up)), axis_labels(up), strict=True):
             rule = f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#808080" stroke-opacity="0.25"/>'

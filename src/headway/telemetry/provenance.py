@@ -25,7 +25,8 @@ from headway.telemetry.variables import recorded_variables
 DIFF_FILE = "uncommitted.diff"
 #: Largest diff that is kept as text in records, and as a file: a larger one is no longer about code. Its SHA-256 always
 #: covers all of it.
-_TEXT_BYTES, _FILE_BYTES = 1_000_000, 64_000_000
+_TEXT_BYTES = 1_000_000
+_FILE_BYTES = 64_000_000
 #: Number of changed files, and of untracked files, whose names are recorded.
 _NAMES = 100
 

@@ -28,7 +28,8 @@ from headway.core.machine.system import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics, read_records
 from headway.telemetry.work import Work
 
-RUNNING, DIED = "running", "died"
+RUNNING = "running"
+DIED = "died"
 #: The newest attempt restored an earlier checkpoint (`headway checkpoints restore`), and trained nothing.
 RESTORED = "restored"
 
@@ -126,7 +127,8 @@ class Run:
         self.__dict__["_history"] = self._read_history(reader)  # as `cached_property` does
 
     def _read_history(self, *readers: Callable[[Mapping[str, Any]], None]) -> tuple[Metrics, Work]:
-        metrics, work = Metrics(), Work()
+        metrics = Metrics()
+        work = Work()
         for record in read_records(self.path):
             for read in (metrics.add, work.add, *readers):
                 read(record)
@@ -141,7 +143,8 @@ class Run:
 
         No record supersedes those steps if an earlier attempt ended beyond the new end: the last one has none to do.
         """
-        records, total = self.attempt_records, self.total_steps
+        records = self.attempt_records
+        total = self.total_steps
         last = max(records, default=None)
         if last is not None and last not in metrics.spans and records[last].get("outcome") == FINISHED and total:
             metrics.drop_after(total)
@@ -231,7 +234,8 @@ class Run:
     @property
     def batches(self) -> Batches | None:
         """The rows and tokens of every step."""
-        rows, length = as_int(self.get("train.global_batch")), as_int(self.get("train.sequence_length"))
+        rows = as_int(self.get("train.global_batch"))
+        length = as_int(self.get("train.sequence_length"))
         if not (rows and length):
             return None
         try:
@@ -257,7 +261,8 @@ class Run:
     @property
     def tokens(self) -> int | None:
         """Tokens that led to the newest weights: without steps that were repeated or left out."""
-        batches, step = self.batches, self.step
+        batches = self.batches
+        step = self.step
         if batches is None or not self.is_language_model:
             return None
         skipped = {n for first, last in self.skipped_ranges for n in range(first, min(last, step))}
@@ -270,7 +275,8 @@ class Run:
         found: list[tuple[int, int]] = []
         segments: list[Segment] = []
         for line in self._ledger():
-            first, last = as_int(line.get("first_step")), as_int(line.get("last_step"))
+            first = as_int(line.get("first_step"))
+            last = as_int(line.get("last_step"))
             if line.get("action") == "rollback" and first is not None and last is not None:
                 found.append((first, last))
             elif line.get("kind") == "segment":
@@ -409,7 +415,8 @@ def _command(text: str | None) -> str | None:
 
 def _attempt(run: Path, number: int, record: dict[str, Any], *, span: Span | None, newest: bool) -> Attempt:
     ended = as_time(record.get("ended"))
-    first, last = as_int(record.get("first_step")), as_int(record.get("last_step"))
+    first = as_int(record.get("first_step"))
+    last = as_int(record.get("last_step"))
     return Attempt(
         number=number,
         outcome=attempt_outcome(run, number, record, newest),
@@ -461,11 +468,9 @@ def attempt_outcome(run: Path, number: int, record: dict[str, Any], newest: bool
     outcome = as_text(record.get("outcome"))
     if outcome is not None:
         return outcome
-    host, pid, started = (
-        as_text(record.get("host")),
-        as_int(record.get("pid")),
-        as_time(record.get("started")),
-    )
+    host = as_text(record.get("host"))
+    pid = as_int(record.get("pid"))
+    started = as_time(record.get("started"))
     if not newest or host is None or pid is None:
         return DIED
     if host != host_name():

@@ -152,7 +152,8 @@ def _tiles(summary: Summary) -> list[tuple[str, str, str]]:
     unknown = "the device's peak or the FLOPs of a token are not known"
     mfu = ("MFU", share_text(summary.mfu), "" if summary.mfu is not None else unknown)
     if summary.language_model:
-        perplexity, speed = summary.perplexity, summary.tokens_per_second
+        perplexity = summary.perplexity
+        speed = summary.tokens_per_second
         of_items = [
             ("Perplexity", UNKNOWN if perplexity is None else f"{perplexity:,.2f}", "on validation data"),
             ("Tokens", format_count(summary.tokens), f"step {_of(summary.step, summary.total_steps)}{skipped}"),
@@ -185,9 +186,11 @@ def _training_tile(summary: Summary) -> tuple[str, str, str]:
 
 
 def _validation_tile(summary: Summary) -> tuple[str, str, str]:
-    value, notes = loss_text(summary.validation_loss), []
+    value = loss_text(summary.validation_loss)
+    notes = []
     if summary.validation_loss_not_finite_since is not None:
-        value, notes = "not finite", [f"since step {summary.validation_loss_not_finite_since:,}"]
+        value = "not finite"
+        notes = [f"since step {summary.validation_loss_not_finite_since:,}"]
     elif summary.validation_step is not None and summary.validation_step != summary.step:
         notes = [f"at step {summary.validation_step:,}"]
     if summary.best_validation_loss is not None and summary.best_validation_loss != summary.validation_loss:
@@ -242,7 +245,9 @@ def _data(run: Run) -> str:
         return html.facts([("Epochs so far", UNKNOWN if epochs is None else f"{epochs:.2f}"), fingerprint])
     manifest = run.data_manifest
     splits = manifest.get("splits")
-    rows, held_out, total = [], 0, 0
+    rows = []
+    held_out = 0
+    total = 0
     for split, sources in splits.items() if isinstance(splits, dict) else ():
         for source, part in sources.items() if isinstance(sources, dict) else ():
             tokens = as_int(dig(part, "tokens"))
@@ -370,7 +375,8 @@ def _steps(episode: Episode) -> str:
 
 def _benchmarks(run: Run) -> str:
     """Show the results of lm-eval by step; nothing if there are none."""
-    rows, settings = [], []
+    rows = []
+    settings = []
     for path in sorted((run.path / "benchmarks").glob("step-*.json")):
         try:
             found = read_json_object(path)
@@ -406,9 +412,12 @@ def _checkpoints(run: Run) -> str:
 
 
 def _environment(run: Run) -> list[tuple[str, str]]:
-    environment, hardware = run.facts.get("environment"), run.facts.get("hardware")
-    git, words = run.facts.get("git"), run.facts.get("command")
-    packages, variables = dig(environment, "packages"), dig(environment, "variables")
+    environment = run.facts.get("environment")
+    hardware = run.facts.get("hardware")
+    git = run.facts.get("git")
+    words = run.facts.get("command")
+    packages = dig(environment, "packages")
+    variables = dig(environment, "variables")
     accelerators = dig(hardware, "accelerators")
     names = [as_text(dig(item, "name")) or UNKNOWN for item in accelerators] if isinstance(accelerators, list) else []
     memory = dig(hardware, "memory_gib")
@@ -461,7 +470,8 @@ def _git_text(git: Any) -> str:
 def _changes(run: Run) -> str:
     """Show uncommitted changes: their hash and files, and the text only if the config allowed it to be recorded."""
     git = run.facts.get("git")
-    sha256, names = as_text(dig(git, "diff_sha256")), dig(git, "changed")
+    sha256 = as_text(dig(git, "diff_sha256"))
+    names = dig(git, "changed")
     if sha256 is None:
         return ""
     facts = [("Uncommitted changes", f"SHA-256 {sha256}, {format_bytes(as_int(dig(git, 'diff_bytes')))}")]

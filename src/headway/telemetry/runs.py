@@ -58,7 +58,8 @@ def list_runs(folder: Path) -> list[Listing]:
 
 def _listing(run: Run) -> Listing:
     metrics = run.newest_metrics()
-    speed, language_model = median(metrics, "speed/tokens_per_second"), run.is_language_model
+    speed = median(metrics, "speed/tokens_per_second")
+    language_model = run.is_language_model
     return Listing(
         name=run.name,
         state=run.state,
@@ -97,7 +98,8 @@ def recorded_metrics(run: Run) -> list[RecordedMetric]:
 
 def _recorded(run: Run, name: str) -> RecordedMetric:
     steps, values = run.metrics.series(name)
-    finite, known = values[np.isfinite(values)], metric(name)
+    finite = values[np.isfinite(values)]
+    known = metric(name)
     return RecordedMetric(
         name=name,
         unit=None if known is None else known.unit.words,

@@ -89,7 +89,8 @@ def summarize(run: Run) -> Summary:
     not_finite_since = metrics.not_finite_since("evaluation/loss")
     newest = float(validation[-1]) if len(validation) and not_finite_since is None else None
     skipped = metrics.last("train/skipped_steps")
-    speed, language_model = median(metrics, "speed/tokens_per_second"), run.is_language_model
+    speed = median(metrics, "speed/tokens_per_second")
+    language_model = run.is_language_model
     return Summary(
         name=run.name,
         path=str(run.path),

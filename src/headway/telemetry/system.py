@@ -36,7 +36,8 @@ class SystemReader:
     """
 
     def __init__(self, folder: Path, machine: Machine) -> None:
-        self._folder, self._machine = folder, machine
+        self._folder = folder
+        self._machine = machine
         self._busy, self._all = _processor_seconds()
 
     def read(self) -> dict[str, float]:
@@ -50,7 +51,8 @@ class SystemReader:
         passed = everything - self._all
         if passed >= _LEAST_SECONDS:
             yield "system/cpu_share", min(1.0, max(0.0, (busy - self._busy) / passed))
-            self._busy, self._all = busy, everything
+            self._busy = busy
+            self._all = everything
         memory = host_memory(self._machine)
         if memory is not None and memory.available_bytes is not None:
             yield "system/memory_used_gib", (memory.allowed_bytes - memory.available_bytes) / _GIB

@@ -13,7 +13,9 @@ from headway.core.format import printable
 
 FILE_NAME = "tags.json"
 #: Most tags of a run, and most characters of a tag and of a note.
-_MOST_TAGS, _TAG_CHARACTERS, _NOTE_CHARACTERS = 50, 60, 4000
+_MOST_TAGS = 50
+_TAG_CHARACTERS = 60
+_NOTE_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ def read_tags(run: Path) -> Tags:
         found = read_json_object(run / FILE_NAME)
     except (OSError, ValueError):
         return Tags()
-    tags, note = found.get("tags"), found.get("note")
+    tags = found.get("tags")
+    note = found.get("note")
     words = [word for word in tags if isinstance(word, str)] if isinstance(tags, list) else []
     text = note if isinstance(note, str) else ""
     shown = dict.fromkeys(printable(word)[:_TAG_CHARACTERS] for word in words[:_MOST_TAGS])

@@ -38,7 +38,8 @@ class Work:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record; skip it if it is not a record of a step."""
-        number, step = record.get("attempt"), record.get("step")
+        number = record.get("attempt")
+        step = record.get("step")
         if type(number) is not int or type(step) is not int or not 0 <= step < 2**63:
             return
         work = self.by_attempt.setdefault(number, AttemptWork())

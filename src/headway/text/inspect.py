@@ -106,7 +106,8 @@ def fertility(store: TokenStore, split: str, source: str) -> float | None:
 
 def _sample_documents(store: TokenStore, split: str, source: str) -> Iterator[NDArray[np.integer[Any]]]:
     """Yield the beginnings of documents spread evenly over the shards, without begin-of-text and end-of-text."""
-    shards, begin = store.shards(split, source), len(store.begin_of_text)
+    shards = store.shards(split, source)
+    begin = len(store.begin_of_text)
     quota = max(1, _FERTILITY_TOKENS // min(len(shards), 50))
     for number in np.unique(np.linspace(0, len(shards) - 1, 50).astype(int)).tolist():
         bounds = store.shard_documents(split, source, number).astype(np.int64)
@@ -124,6 +125,7 @@ def sample_text(store: TokenStore, number: int = 0) -> str:
     """Return the beginning of document `number` of the first training source, special tokens included."""
     source = store.sources("train")[0]
     bounds = store.shard_documents("train", source, 0)
-    start, end = (int(bounds[number]), int(bounds[number + 1]))
+    start = int(bounds[number])
+    end = int(bounds[number + 1])
     ids = store.read("train", source, start, min(end - start - 1, _SAMPLE_TOKENS))
     return Tokenizer.load(store.tokenizer_folder).decode(ids, skip_special_tokens=False)

@@ -41,7 +41,8 @@ _UNITS = {
 }
 _NAME = re.compile(r"\{([a-z_]+(?:/[\w/<>-]+)?)\}")
 #: In the 24 columns of a dashboard.
-_SPAN, _HEIGHT = 12, 8
+_SPAN = 12
+_HEIGHT = 8
 
 
 @dataclass(frozen=True)

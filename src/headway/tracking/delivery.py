@@ -39,7 +39,9 @@ class Announcer:
     """
 
     def __init__(self, path: Path, sink: Sink, cursor: CursorFile) -> None:
-        self._path, self._sink, self._cursor = path, sink, cursor
+        self._path = path
+        self._sink = sink
+        self._cursor = cursor
         self._described: str | None = None
         self._described_at = 0.0
         self._looked: object = None
@@ -72,7 +74,8 @@ class Announcer:
 
     def send_model(self) -> None:
         """Send the model of a run that has finished, once, to a sink that takes it."""
-        sink, known = self._sink, self._cursor.current
+        sink = self._sink
+        known = self._cursor.current
         if known.status != "finished" or not isinstance(sink, ModelSink) or not sink.upload.log_model:
             return
         step = Run(self._path).step
@@ -95,7 +98,10 @@ class Delivery:
     """
 
     def __init__(self, path: Path, sink: Sink, cursor: CursorFile, announcer: Announcer) -> None:
-        self._path, self._sink, self._cursor, self._announcer = path, sink, cursor, announcer
+        self._path = path
+        self._sink = sink
+        self._cursor = cursor
+        self._announcer = announcer
         self._tail = Tail(path)
         self._history = History(
             lambda attempt, before, step: is_changed(Run(path), attempt, before), Readings(path).due
@@ -114,7 +120,8 @@ class Delivery:
         kept = self._cursor.current
         if not all(self._tail.reaches(place) for place in (kept.place, kept.pending or 0)):
             kept = self._cursor.restart()  # the file was cut, as by a power failure, or replaced
-        self._place, self._uncertain_to = kept.place, kept.pending
+        self._place = kept.place
+        self._uncertain_to = kept.pending
         for block in self._tail.blocks(0, kept.place):
             for record in block.records:
                 if self._history.begins_generation(record):
@@ -150,7 +157,8 @@ class Delivery:
         self._cursor.change(place=self._place, pending=None, state=dict(state))
 
     def _send(self, block: Block, uncertain: bool) -> None:
-        points, end = [], block.end
+        points = []
+        end = block.end
         highest = self._history.highest
         for record, place in zip(block.records, block.places, strict=True):
             if self._history.begins_generation(record):

@@ -63,7 +63,8 @@ def stamps(path: Path) -> dict[str, tuple[int, int]]:
 
 def status(run: Run) -> tuple[Status, float | None]:
     """Return how a run stands, and when it ended."""
-    state, records = run.state, run.attempt_records
+    state = run.state
+    records = run.attempt_records
     newest = records[max(records)] if records else {}
     if state in (RUNNING, NOT_ENDED):
         return "running", None
@@ -90,7 +91,8 @@ def _fingerprints(run: Run, attempt: int) -> Mapping[str, Any]:
 
 
 def _tags(run: Run) -> Iterator[tuple[str, str]]:
-    facts, records = run.facts, run.attempt_records
+    facts = run.facts
+    records = run.attempt_records
     for name, keys in (
         ("headway.git.commit", ("git", "commit")),
         ("headway.git.branch", ("git", "branch")),

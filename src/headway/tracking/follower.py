@@ -25,7 +25,8 @@ from headway.tracking.sink import LostRun, Sink, Status, Unreachable
 #: Seconds between looks at the run directory.
 POLL_SECONDS = 1.0
 #: Seconds before another try, at first and at most.
-_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
+_FIRST_DELAY = 1.0
+_LONGEST_DELAY = 30.0
 #: A run on another machine whose last attempt has ended counts as ended after this long without a new one.
 _QUIET_SECONDS = 150.0
 #: A run on another machine that has no lease counts as dead after it has written nothing for so long.
@@ -92,8 +93,12 @@ class Follower:
         report: Callable[[str], None],
         waiting: Waiting,
     ) -> None:
-        self._path, self._sink, self._label = path, sink, label
-        self._cursor, self._report, self._waiting = cursor, report, waiting
+        self._path = path
+        self._sink = sink
+        self._label = label
+        self._cursor = cursor
+        self._report = report
+        self._waiting = waiting
         self.state = FollowerState.WAITING
         self._announcer = Announcer(path, sink, cursor)
         self._outage: _Outage | None = None
@@ -216,7 +221,8 @@ def last_written(path: Path) -> float:
 
 def is_live(path: Path) -> bool:
     """Return whether the command of a run is there, as far as this machine can tell, also between two attempts."""
-    run, owner = Run(path), read_owner(path)
+    run = Run(path)
+    owner = read_owner(path)
     stands, ended = status(run)
     if run.state == NOT_ENDED and time.time() - last_written(path) > _SILENT_SECONDS:
         return False

@@ -57,11 +57,13 @@ class History:
         is_changed: Callable[[int, int, int], bool],
         due: Callable[[int, float], Iterable[tuple[str, float]]] = lambda attempt, moment: (),
     ) -> None:
-        self._is_changed, self._due = is_changed, due
+        self._is_changed = is_changed
+        self._due = due
         self._sent: dict[str, StepSet] = {}
         self._attempt = -1
         self._last_step = -1
-        self.generation, self.first_step = 0, 0
+        self.generation = 0
+        self.first_step = 0
         #: The attempt that begins the generation, None for the first one; time of the newest record.
         self.first_attempt: int | None = None
         self.last_time: float | None = None
@@ -82,8 +84,10 @@ class History:
     def begin_generation(self, record: dict[str, Any]) -> None:
         """Forget what was sent: a generation begins with this record."""
         step, self.first_attempt = _place_of(record) or (0, None)
-        self.generation, self.first_step = self.generation + 1, step
-        self._sent, self._last_step = {}, step - 1
+        self.generation = self.generation + 1
+        self.first_step = step
+        self._sent = {}
+        self._last_step = step - 1
 
     def points(self, record: dict[str, Any]) -> list[Point]:
         """Return the points of the next record that are to be sent; none if it is no record of a step."""
@@ -110,7 +114,8 @@ class History:
 
 def _place_of(record: dict[str, Any]) -> tuple[int, int] | None:
     """Return step and attempt of a record; None if it is no record of a step."""
-    step, attempt = record.get("step"), record.get("attempt", 0)
+    step = record.get("step")
+    attempt = record.get("attempt", 0)
     if not isinstance(step, int) or not isinstance(attempt, int) or not (0 <= step < 2**63 and 0 <= attempt < 2**63):
         return None
     return step, attempt
@@ -181,7 +186,9 @@ def _whole_lines(file: BinaryIO, start: int, size: int, most: int | None) -> byt
 
 
 def _block(start: int, data: bytes) -> Block:
-    records, places, place = [], [], start
+    records = []
+    places = []
+    place = start
     for line in data.split(b"\n"):
         for record in parse_json_lines([line]):
             records.append(record)

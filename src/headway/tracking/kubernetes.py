@@ -17,9 +17,12 @@ from headway.tracking.alert_rules import rules_document
 from headway.tracking.dashboards import BOARDS, check_library, dashboard
 
 #: Labels and annotation that the sidecar of Grafana's chart looks for.
-_DASHBOARD_LABEL, _FOLDER_ANNOTATION = "grafana_dashboard", "grafana_folder"
-_EXPORTER, _TOKEN = "headway-exporter", "headway-exporter-token"
-_PORT, _USER = 9400, 1000
+_DASHBOARD_LABEL = "grafana_dashboard"
+_FOLDER_ANNOTATION = "grafana_folder"
+_EXPORTER = "headway-exporter"
+_TOKEN = "headway-exporter-token"
+_PORT = 9400
+_USER = 1000
 _LABELS = {"app.kubernetes.io/name": "headway", "app.kubernetes.io/component": "exporter"}
 _SECRETS = """\
 # The exporter needs a certificate and a token, as every server beyond loopback does:

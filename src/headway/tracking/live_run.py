@@ -54,13 +54,15 @@ from headway.tracking.tail import JsonLinesTail
 NEWEST_BYTES = 512 * 1024
 
 #: Stretches of older records that such readers take, and their size.
-_SAMPLES, _SAMPLE_BYTES = 10, 32 * 1024
+_SAMPLES = 10
+_SAMPLE_BYTES = 32 * 1024
 
 #: Number of recent steps over which speed and ETA are averaged, as in the line.
 _WINDOW = 100
 #: A run stands still when its newest step is older than this, and than twice the longest time between recent ones: an
 #: evaluation or a save is no standstill.
-_STILL_SECONDS, _STILL_GAPS = 60.0, 2.0
+_STILL_SECONDS = 60.0
+_STILL_GAPS = 2.0
 #: Most points of a short history.
 _POINTS = 120
 #: Most names that a user's own code records that are kept.
@@ -230,7 +232,8 @@ class LiveRun:
     def _read_settings(self) -> None:
         if self._tags_file.has_changed():
             self._tags = read_tags(self.path)
-        config_changed, facts_changed = self._config.has_changed(), self._facts.has_changed()
+        config_changed = self._config.has_changed()
+        facts_changed = self._facts.has_changed()
         if not config_changed and not facts_changed:
             return
         run = Run(self.path)
@@ -262,7 +265,8 @@ class LiveRun:
         }
 
     def _derived(self, state: str, now: float) -> Iterator[tuple[str, float]]:
-        history, steps = self._history, self._settings.get("steps")
+        history = self._history
+        steps = self._settings.get("steps")
         started = next((m for one in self._records.values() if (m := as_time(one.get("started"))) is not None), None)
         if steps:
             yield "run/total_steps", float(steps)
@@ -290,7 +294,8 @@ class LiveRun:
 
     def _running_seconds(self, state: str, now: float) -> float | None:
         """Return the time in which an attempt was running; None if the end of one is unknown."""
-        newest, total = max(self._records, default=0), 0.0
+        newest = max(self._records, default=0)
+        total = 0.0
         for number, record in self._records.items():
             last, jumped = self._history.ends.get(number, (None, 0.0))
             if number == newest and state == RUNNING:
@@ -337,7 +342,8 @@ class _History:
         #: Time of the last record of each attempt, and by how much the wall clock jumped meanwhile.
         self.ends: dict[int, tuple[float | None, float]] = {}
         self._at: dict[str, int] = {}
-        self._step, self._attempt = -1, -1
+        self._step = -1
+        self._attempt = -1
         self._failed = (-1, 0, 0)
         self._own_names = 0
         self._recent: deque[tuple[float, int, float, float, float]] = deque(maxlen=_WINDOW)
@@ -346,7 +352,8 @@ class _History:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record of the file; skip it if it is not a record of a step."""
-        step, attempt = record.get("step"), record.get("attempt", 0)
+        step = record.get("step")
+        attempt = record.get("attempt", 0)
         if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
             return
         if attempt < self._attempt:
@@ -354,9 +361,11 @@ class _History:
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         if attempt != self._attempt or goes_back:
             self._restart_at(step if is_own(record) else step + 1)
-        self._step, self._attempt = step, attempt
+        self._step = step
+        self._attempt = attempt
         self.watch.add(step, attempt, record)
-        latest, at = self.latest, self._at
+        latest = self.latest
+        at = self._at
         self._count_saves(attempt, record)
         for name, value in record.items():
             number = value if type(value) is float else recorded_number(value)
@@ -397,7 +406,8 @@ class _History:
         waited = as_number(record.get("speed/data_wait_share")) or 0.0
         self._steps.append(step)
         self._seconds.append((self._seconds[-1] if self._seconds else 0.0) + seconds * (1.0 - waited))
-        items, mfu = as_number(record.get("train/items")), as_number(record.get("speed/mfu"))
+        items = as_number(record.get("train/items"))
+        mfu = as_number(record.get("speed/mfu"))
         self._recent.append(
             (self.time or 0.0, step, seconds, math.nan if items is None else items, math.nan if mfu is None else mfu)
         )
@@ -451,7 +461,8 @@ class _Cached:
     """Whether a file is another than at the last look."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._seen = path, (-1, -1, -1)
+        self._path = path
+        self._seen = (-1, -1, -1)
 
     def has_changed(self) -> bool:
         """Look at the file."""
@@ -459,7 +470,8 @@ class _Cached:
             found = self._path.stat()
         except OSError:
             return False
-        before, self._seen = self._seen, (found.st_ino, found.st_size, found.st_mtime_ns)
+        before = self._seen
+        self._seen = (found.st_ino, found.st_size, found.st_mtime_ns)
         return before != self._seen
 
 

@@ -56,7 +56,8 @@ _TEXTS = ("run", "state", "recent_loss", "alerts")
 #: Columns in the order in which a narrow terminal leaves them out.
 _LEFT_OUT = ("recent_loss", "mfu", "saved", "time", "spent", "last_step", "eta", "speed", "alerts", "loss")
 #: Width to which alerts may be cut, and from which on a name continues on the next line rather than cost a column.
-_ALERTS_WIDTH, _NAME_WIDTH = 14, 20
+_ALERTS_WIDTH = 14
+_NAME_WIDTH = 20
 #: Most of a processor that watching takes.
 _CORE_SHARE = 0.02
 #: Lines of the table that are no runs: title, headers, a rule and the space around them.
@@ -74,7 +75,8 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     finite = [value for value in means if math.isfinite(value)]
     if not finite:
         return "x" * len(means)
-    low, span = min(finite), max(finite) - min(finite)
+    low = min(finite)
+    span = max(finite) - min(finite)
     top = len(_BARS) - 1
     return "".join(
         _BARS[round((value - low) / span * top) if span else 0] if math.isfinite(value) else "x" for value in means
@@ -90,9 +92,11 @@ def row(snapshot: Snapshot, now: float) -> dict[str, str]:
     values = snapshot.values
     unit = "tok/s" if snapshot.is_language_model else "samples/s"
     speed = snapshot.items_per_second
-    spent, budget = values.get("cost/spent_usd"), values.get("run/budget_usd")
+    spent = values.get("cost/spent_usd")
+    budget = values.get("run/budget_usd")
     cost = "" if spent is None else usd_text(spent) + ("" if budget is None else f" of {usd_text(budget)}")
-    eta, running = values.get("run/eta_seconds"), values.get("run/running_seconds")
+    eta = values.get("run/eta_seconds")
+    running = values.get("run/running_seconds")
     return {
         "run": printable(snapshot.name),
         "state": snapshot.state,
@@ -216,7 +220,8 @@ def show_live(runs: RunsFolder, every_seconds: float) -> None:
     console = _console(None)
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            started, size = time.process_time(), console.size
+            started = time.process_time()
+            size = console.size
             live.update(table(runs.refresh(), time.time(), size.width, size.height), refresh=True)
             time.sleep(pause_seconds(every_seconds, time.process_time() - started))
 

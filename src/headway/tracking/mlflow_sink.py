@@ -35,14 +35,18 @@ from headway.tracking.sink import (
     Unreachable,
 )
 
-RUN_TAG, GENERATION_TAG = "headway.run_id", "headway.generation"
+RUN_TAG = "headway.run_id"
+GENERATION_TAG = "headway.generation"
 #: Beginning of the tag that holds the value that a parameter has since a change.
 _NOW = "headway.now."
 _DEFAULT_EXPERIMENT = "headway"
 _CARD_FOLDER = "model-card"
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 #: Limits of the API (`mlflow.utils.validation`): metrics, parameters and tags in a request, and characters in a value.
-_METRICS, _PARAMETERS, _TAGS, _CHARACTERS = 1000, 100, 100, 6000
+_METRICS = 1000
+_PARAMETERS = 100
+_TAGS = 100
+_CHARACTERS = 6000
 _NAME_CHARACTERS = 250
 _STATUS: dict[Status, str] = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 #: Groups of metrics that MLflow shows as metrics of the system.
@@ -62,7 +66,8 @@ class MlflowSink:
     """
 
     def __init__(self, uri: str, experiment: str, upload: ModelUpload | None = None) -> None:
-        self._uri, self._experiment = uri, experiment
+        self._uri = uri
+        self._experiment = experiment
         self.upload = upload or ModelUpload()
         self._client: Any = None
         self._run: str = ""
@@ -83,7 +88,8 @@ class MlflowSink:
             self._is_recovering = bool(state.get("recovering")) or (not known and found is not None)
             if found is None:
                 found = self._make(run)
-            self._run, self._started = found.info.run_id, found.info.start_time or 0
+            self._run = found.info.run_id
+            self._started = found.info.start_time or 0
             self._latest = self._latest_steps()
             self._kept = {**self._kept, "run": self._run, "recovering": self._is_recovering}
         return self._kept
@@ -282,7 +288,8 @@ class MlflowSink:
 
 
 def _explained(error: Any, uri: str) -> Exception:
-    code, text = error.get_http_status_code(), _first_line(error)
+    code = error.get_http_status_code()
+    text = _first_line(error)
     if error.error_code == "RESOURCE_DOES_NOT_EXIST":
         return LostRun("the run is gone at the server")
     if code in (401, 403):
@@ -389,7 +396,8 @@ def _check(settings: MlflowConfig, where: str) -> None:
     if not uri.startswith(("http://", "https://")):
         return
     request = urllib.request.Request(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1")
-    user, token = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_TOKEN")
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    token = os.environ.get("MLFLOW_TRACKING_TOKEN")
     if user:
         pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}".encode()
         request.add_header("Authorization", f"Basic {base64.b64encode(pair).decode()}")

@@ -61,7 +61,8 @@ class OpentelemetrySink:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        self._url, self._headers = url, headers
+        self._url = url
+        self._headers = headers
         self._resource: dict[str, str] = {}
         self._tls: ssl.SSLContext | None = None
         self._has_rejected = False
@@ -211,7 +212,8 @@ def _tls(url: str) -> ssl.SSLContext | None:
     """Return how to check the collector's certificate, and the one that this side shows."""
     if not url.startswith("https:"):
         return None
-    own, key = _setting("CLIENT_CERTIFICATE"), _setting("CLIENT_KEY")
+    own = _setting("CLIENT_CERTIFICATE")
+    key = _setting("CLIENT_KEY")
     try:
         found = ssl.create_default_context(cafile=_setting("CERTIFICATE"))
         if own:

@@ -30,8 +30,11 @@ def main() -> int:
     open_streams()
     with suppress(OSError):
         os.nice(10)
-    path, trackers = Path(sys.argv[1]), [TrackConfig.model_validate(item) for item in json.loads(sys.argv[2])]
-    over, stop, lock = threading.Event(), threading.Event(), threading.Lock()
+    path = Path(sys.argv[1])
+    trackers = [TrackConfig.model_validate(item) for item in json.loads(sys.argv[2])]
+    over = threading.Event()
+    stop = threading.Event()
+    lock = threading.Lock()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     threading.Thread(target=_wait_for_end, args=(over,), daemon=True).start()
 

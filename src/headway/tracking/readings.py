@@ -33,7 +33,8 @@ class Readings:
     """
 
     def __init__(self, run: Path, lag_seconds: float = LAG_SECONDS) -> None:
-        self._run, self._lag = run, lag_seconds
+        self._run = run
+        self._lag = lag_seconds
         self._attempt = -1
         self._files: dict[Path, _File] = {}
         self._next_look = 0.0
@@ -41,7 +42,9 @@ class Readings:
     def due(self, attempt: int, moment: float) -> Iterator[tuple[str, float]]:
         """Yield names and values of what the record of an attempt at a moment takes along."""
         if attempt != self._attempt:
-            self._attempt, self._files, self._next_look = attempt, {}, 0.0
+            self._attempt = attempt
+            self._files = {}
+            self._next_look = 0.0
         if moment >= self._next_look:
             self._next_look = moment + _LOOK_SECONDS
             for path in reading_files(self._run / "attempts" / f"{self._attempt:03d}"):

@@ -37,7 +37,9 @@ class RunsFolder:
                 where=str(path.absolute()),
                 fix="name the folder that holds the run directories (`runs` in the config)",
             )
-        self.path, self._newest, self._ended_seconds = path, newest, ended_seconds
+        self.path = path
+        self._newest = newest
+        self._ended_seconds = ended_seconds
         self._runs: dict[str, LiveRun] = {}
         self._gone: dict[str, int] = {}
         self._lock = threading.Lock()

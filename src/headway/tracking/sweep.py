@@ -38,7 +38,8 @@ def sweep(folders: Sequence[Path], to: Sequence[str]) -> None:
     Raises:
         HeadwayError: there is no such folder, or a tracker refuses or does not answer.
     """
-    given, runs = parse_trackers(to), _runs_in(folders)
+    given = parse_trackers(to)
+    runs = _runs_in(folders)
     due = {path: names for path in runs if (names := _due(path))}
     trackers: dict[Path, list[TrackConfig]] = {}
     for path, names in due.items():

@@ -56,7 +56,8 @@ class JsonLinesTail:
             if self._offset == 0 or file.read(1) == b"\n":
                 return False
         is_first = self._file is None
-        self._file, self._offset = identity, 0
+        self._file = identity
+        self._offset = 0
         if self._newest_bytes is not None and found.st_size > self._newest_bytes:
             file.seek(found.st_size - self._newest_bytes)
             self._offset = file.tell() + len(file.readline())

@@ -44,7 +44,8 @@ class TrackioSink:
     """
 
     def __init__(self, project: str, server: str | None) -> None:
-        self._project, self._server = project, server
+        self._project = project
+        self._server = server
         self._run = TrackedRun("", "", Path())
         self._write: _Write = _closed
         self._config: dict[str, Any] = {}

@@ -63,7 +63,8 @@ class WandbSink:
     _mode: Literal["online", "offline"] = "online"
 
     def __init__(self, project: str, entity: str | None, upload: ModelUpload | None = None) -> None:
-        self._project, self._entity = project, entity
+        self._project = project
+        self._entity = entity
         self.upload = upload or ModelUpload()
         self._run: TrackedRun | None = None
         self._session: Any = None
@@ -115,7 +116,8 @@ class WandbSink:
 
     def send_model(self, model: RunModel) -> Mapping[str, Any]:
         """Log the model of the finished run as an artifact; W&B makes no new version of the same content."""
-        session, wandb = self._begin(), _client()
+        session = self._begin()
+        wandb = _client()
         assert self._run is not None, "open"
         name = self.upload.register or f"model-{_id(self._run)}"
         artifact = wandb.Artifact(name, type="model", description=model.card, metadata={"step": model.step})
@@ -172,7 +174,8 @@ class WandbSink:
 
     def _finish(self) -> None:
         code = _CODES.get(self._state.get("status", "running"), 0)
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is None:
             return
         try:
@@ -218,7 +221,8 @@ class OfflineWandbSink(WandbSink):
         for point in batch.points:
             if point.step > self._step:
                 self._log_newest()
-                self._step, self._values = point.step, {}
+                self._step = point.step
+                self._values = {}
             if point.step == self._step:
                 self._values.setdefault(point.name, point.value)
 
@@ -238,7 +242,8 @@ class OfflineWandbSink(WandbSink):
 
     def close(self) -> None:
         """Drop a folder that is not whole; the next follower writes its steps."""
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is not None:
             with suppress(Exception):  # the client's process may be gone
                 session.finish(exit_code=1)

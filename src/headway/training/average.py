@@ -64,7 +64,8 @@ class WeightAverage:
     @torch.no_grad()
     def _exchange(self) -> None:
         for name, p in self._parameters.items():
-            weight, average = block_of(p).local, self._averages[name]
+            weight = block_of(p).local
+            average = self._averages[name]
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)

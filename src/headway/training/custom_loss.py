@@ -120,13 +120,17 @@ class Distillation:
     def __init__(
         self, teacher: nn.Module, settings: DistillConfig, compute_logits: ComputeLogits, loss: LogitsLoss
     ) -> None:
-        self._teacher, self._settings, self._compute_logits, self._loss = teacher, settings, compute_logits, loss
+        self._teacher = teacher
+        self._settings = settings
+        self._compute_logits = compute_logits
+        self._loss = loss
 
     def __call__(self, logits_BTV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         """Return the loss of a micro-batch, summed over the targets that count."""
         with torch.no_grad():
             taught_BTV = self._compute_logits(self._teacher.to(logits_BTV.device), batch)
-        weight, temperature = self._settings.weight, self._settings.temperature
+        weight = self._settings.weight
+        temperature = self._settings.temperature
         divergence = temperature**2 * divergence_from(taught_BTV, logits_BTV, batch["targets"], temperature)
         if weight == 1.0:
             return divergence

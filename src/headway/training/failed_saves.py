@@ -30,7 +30,9 @@ class FailedSaves(Callback):
     """
 
     def __init__(self, limit: int, can_move: bool = False, has_moved: bool = False) -> None:
-        self._limit, self._can_move, self._has_moved = limit, can_move, has_moved
+        self._limit = limit
+        self._can_move = can_move
+        self._has_moved = has_moved
         self._total = self._in_row = self._saved_step = 0
         self._error: CheckpointError | None = None
 
@@ -53,7 +55,9 @@ class FailedSaves(Callback):
             return
         self._error = outcome.error
         if outcome.error is None:
-            self._saved_step, self._in_row, self._has_moved = outcome.step, 0, False
+            self._saved_step = outcome.step
+            self._in_row = 0
+            self._has_moved = False
         else:
             self._total += 1
             self._in_row += 1
@@ -78,7 +82,8 @@ class FailedSaves(Callback):
 
     def _explain(self, job: Job) -> tuple[str, str | None, str, bool]:
         """Return what is wrong, where, what to do, and whether another machine can continue."""
-        error, step = self._error, job.state.cursor.step
+        error = self._error
+        step = job.state.cursor.step
         assert error is not None, "the last save has failed"
         saved = min(self._saved_step, step)  # a rollback may have gone back to before the newest checkpoint
         what = (

@@ -92,7 +92,8 @@ class Figures:
 
     def take(self) -> Counts:
         """Return the counts of all passes since the last call, (passes, k)."""
-        kept, self._kept = self._kept, []
+        kept = self._kept
+        self._kept = []
         return torch.stack(kept).tolist() if kept else []
 
     def of_step(self, counts: Counts) -> dict[str, float]:
@@ -104,7 +105,8 @@ class Figures:
         found = {f"evaluation/losses/{name}": value for name, value in self._parts(counts).items()}
         sums = _sums(counts)[len(self._losses) + bool(self._losses) :]
         for name, metric in self._metrics.items():
-            own, sums = sums[: self._sizes[name]], sums[self._sizes[name] :]
+            own = sums[: self._sizes[name]]
+            sums = sums[self._sizes[name] :]
             try:
                 value = float(metric.value(own))
             except ArithmeticError:  # such as 0 / 0

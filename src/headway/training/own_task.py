@@ -240,7 +240,8 @@ def own_run_task(
 
 def _summed(own: Task, count: Callable[[Any], int], figures: Figures, model: nn.Module, batch: Any) -> torch.Tensor:
     """Return the loss of a micro-batch, summed over its items, and add its figures."""
-    found, items = own.loss(model, batch), count(batch)
+    found = own.loss(model, batch)
+    items = count(batch)
     outputs = None
     if isinstance(found, tuple) and len(found) == 2:
         found, outputs = found
@@ -277,7 +278,8 @@ def try_loss(config: Config, own: Task, micro_batch: int) -> None:
         ConfigError: it is no loss, or cannot be computed.
         DataError: a sample cannot be read.
     """
-    reader, count = Reader(own.dataset, config.seed, own.collate), own.count_items or count_samples
+    reader = Reader(own.dataset, config.seed, own.collate)
+    count = own.count_items or count_samples
     rows = range(min(micro_batch, len(own.dataset)))
     try:
         batch = reader.micro_batch(0, 0, rows)

@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
 DAY_SECONDS = 86400.0
 #: Bounds of the interval: below, files come and go all the time; above, too much work is at stake.
-SHORTEST_SECONDS, LONGEST_SECONDS = 5.0, 3600.0
+SHORTEST_SECONDS = 5.0
+LONGEST_SECONDS = 3600.0
 #: The interval until the first save has shown what one costs; shorter where failures are so frequent that this share of
 #: their mean distance is less.
-FIRST_SECONDS, _FIRST_SHARE = 60.0, 0.05
+FIRST_SECONDS = 60.0
+_FIRST_SHARE = 0.05
 #: Training may wait for saves for no more than this share of the time, whatever the formula says. The background write,
 #: which takes processors and a disk, may take no more than the second share.
-_MOST_SHARE, _MOST_WRITING = 0.005, 0.1
+_MOST_SHARE = 0.005
+_MOST_WRITING = 0.1
 #: Exit codes of success, config, data, divergence and Ctrl-C: such an end was intended, or recurs at once.
 _MISTAKES = (0, 2, 3, 5, INTERRUPTED)
 #: Number of saves whose median cost counts: it passes over an outlier, and follows a state that has grown.
@@ -107,7 +110,8 @@ class ChosenInterval:
         return self._choose(first=False) if self._costs else self.seconds
 
     def _choose(self, first: bool) -> float:
-        cost, before = statistics.median(self._costs), self.seconds
+        cost = statistics.median(self._costs)
+        before = self.seconds
         best = daly_interval(cost, DAY_SECONDS / self._failures.per_day)
         writing = statistics.median(self._writes) if self._writes else 0.0
         shortest = max(SHORTEST_SECONDS, cost / _MOST_SHARE, writing / _MOST_WRITING)
@@ -171,7 +175,9 @@ class SaveSchedule:
 
 def saves_on_the_way(job: Job) -> bool:
     """Return whether a copy of the state may be needed after the current step and before the last one."""
-    settings, step, last = job.config.checkpoint, job.state.cursor.step, job.total_steps
+    settings = job.config.checkpoint
+    step = job.state.cursor.step
+    last = job.total_steps
     if step >= last - 1:
         return False
     by_step = [every for every in (settings.every, settings.memory_every) if isinstance(every, Interval)]

@@ -35,7 +35,9 @@ def make_pipeline(parallel: ParallelConfig, precision: str, task: Task, world: W
     """
     if world.mesh.pp == 1:
         return None
-    staged, stages, model = task.objective.staged, task.stages, task.model
+    staged = task.objective.staged
+    stages = task.stages
+    model = task.model
     assert staged is not None
     assert stages is not None
 

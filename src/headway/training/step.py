@@ -286,7 +286,8 @@ class TrainStep:
         # There is no mean of zero items: dividing by NaN says so.
         per_item = _injected_fault(state) / ((items or math.nan) * (state.cursor.loss_scale or 1))
         grad_norm = (found[0] if len(found) == 1 else math.hypot(*found)) * per_item
-        agreed, each = _agreed(everyone, len(flags)), [norm * per_item for norm in found[: len(state.clip_limits)]]
+        agreed = _agreed(everyone, len(flags))
+        each = [norm * per_item for norm in found[: len(state.clip_limits)]]
         return _Sums(total / (items or math.nan), items, grad_norm, agreed, each)
 
     def _counted(self, own: int = 0) -> Iterator[nn.Parameter]:

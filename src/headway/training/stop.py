@@ -54,7 +54,8 @@ class StopSignals:
 
     def __init__(self, notices: NoticeReader | None = None, own_process: bool = False) -> None:
         self.name: str | None = None
-        self._notices, self._own_process = notices, own_process
+        self._notices = notices
+        self._own_process = own_process
         self._interrupted: float | None = None
         self._handled = handled(STOP_SIGNALS, self._handle)
 

@@ -226,7 +226,8 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
     if any(store.has_mask("train", source) for source in store.sources("train")):
         # Tokens that a mask leaves out are no items, but they are computed, so the FLOPs per item are unknown.
         task.flops_per_item = task.flops_at = None
-    task.evaluation, task.recut = evaluation, cut
+    task.evaluation = evaluation
+    task.recut = cut
     loss = logits_loss(config.loss, config.distill, config.train.precision, language_model_logits)
     if loss is not None:
         # Evaluations stay comparable with those of other runs, and with `headway eval`.

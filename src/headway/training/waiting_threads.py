@@ -39,7 +39,8 @@ class WaitingThreads(Callback):
         ),
         measure: Callable[[], Callable[[], Load]] = lambda: LoadMeter(Machine()).read,
     ) -> None:
-        self._at_start, self._measure = at_start, measure
+        self._at_start = at_start
+        self._measure = measure
         self._switch: WaitSwitch | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None

@@ -59,7 +59,8 @@ def _parts_hash_of(path: Path, threads: int) -> str | None:
     The file is read, not mapped: a disk error in a mapped file would kill the process.
     """
     with open_regular(path) as file:
-        descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+        descriptor = file.fileno()
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
         if length > min(size - 8, _HEADER_BYTES):
             return None

@@ -111,7 +111,8 @@ def _shard_file(file: str, pieces: Sequence[Piece]) -> ShardFile:
     header: dict[str, Any] = {}
     end = 0
     for piece in ordered:
-        start, end = end, end + piece.nbytes
+        start = end
+        end = end + piece.nbytes
         header[piece.name] = {"dtype": piece.dtype, "shape": list(piece.size), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     # Pad with spaces, as the format allows: a copy to elements not aligned to a cache line takes a quarter longer.

@@ -143,7 +143,8 @@ def _any_overlap(slices: Iterable[Slice]) -> bool:
         for part in slices
         if 0 not in part.shape
     ]
-    work_left, groups = _WORK_PER_SLICE * len(boxes), [boxes]
+    work_left = _WORK_PER_SLICE * len(boxes)
+    groups = [boxes]
     while groups:
         group = groups.pop()
         work_left -= len(group)
@@ -165,16 +166,19 @@ def _halves(boxes: list[_Box]) -> list[list[_Box]] | None:
         The two groups; an empty list if the boxes follow one another in some dimension, so that no two overlap. None
         if no cut makes both groups smaller: then all boxes overlap.
     """
-    best, cut_at = len(boxes), None
+    best = len(boxes)
+    cut_at = None
     for side in range(len(boxes[0])):
-        begins, ends = sorted(box[side][0] for box in boxes), sorted(box[side][1] for box in boxes)
+        begins = sorted(box[side][0] for box in boxes)
+        ends = sorted(box[side][1] for box in boxes)
         if all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)):
             return []
         for place, begin in enumerate(begins):
             # Count the boxes that begin before this cut, and those that end after it.
             larger = max(bisect_left(begins, begin, hi=place + 1), len(boxes) - bisect_right(ends, begin))
             if larger < best:
-                best, cut_at = larger, (side, begin)
+                best = larger
+                cut_at = (side, begin)
     if cut_at is None:
         return None
     side, cut = cut_at

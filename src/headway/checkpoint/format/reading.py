@@ -134,7 +134,8 @@ class SavedTensors:
     """The tensors of a checkpoint. A file is opened and compared with the manifest when one of its tensors is read."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder, self._manifest = folder, manifest
+        self._folder = folder
+        self._manifest = manifest
         self._opened: dict[str, Shard] = {}
 
     def whole(self, name: str) -> torch.Tensor:
@@ -160,7 +161,8 @@ class SavedTensors:
         Raises:
             CheckpointError: As for `whole`.
         """
-        entry, size = self._manifest.tensors[name], tuple(block.local.shape)
+        entry = self._manifest.tensors[name]
+        size = tuple(block.local.shape)
         if 0 in size:
             return
         same = _same_slice(entry, block)

@@ -25,7 +25,10 @@ VARIABLE = "HEADWAY_ENCRYPTION_KEY"
 #: Suffix of a sealed file's name; the name is authenticated without it.
 SEALED = ".sealed"
 CHUNK_BYTES = 2**20
-_MAGIC, _SALT_BYTES, _TAG_BYTES, _KEY_BYTES = b"HWSEAL1\n", 32, 16, 32
+_MAGIC = b"HWSEAL1\n"
+_SALT_BYTES = 32
+_TAG_BYTES = 16
+_KEY_BYTES = 32
 _HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
 
 
@@ -116,14 +119,16 @@ def seal(source: Readable, target: Writable, key: bytes, name: str) -> None:
     """
     salt = os.urandom(_SALT_BYTES)
     target.write(_MAGIC + salt)
-    cipher, number = _cipher(key, salt), 0
+    cipher = _cipher(key, salt)
+    number = 0
     chunk = source.read(CHUNK_BYTES)
     while True:
         following = source.read(CHUNK_BYTES)
         target.write(cipher.encrypt(_nonce(number, last=not following), chunk, name.encode()))
         if not following:
             return
-        chunk, number = following, number + 1
+        chunk = following
+        number = number + 1
 
 
 def unseal(source: Readable, target: Writable, key: bytes, name: str) -> None:
@@ -132,14 +137,16 @@ def unseal(source: Readable, target: Writable, key: bytes, name: str) -> None:
     Raises:
         CheckpointError: The key is wrong, or the content was changed, cut short or swapped.
     """
-    opener, number = _Opener(source.read(_HEAD_BYTES), key, name), 0
+    opener = _Opener(source.read(_HEAD_BYTES), key, name)
+    number = 0
     chunk = source.read(CHUNK_BYTES + _TAG_BYTES)
     while True:
         following = source.read(CHUNK_BYTES + _TAG_BYTES)
         target.write(opener.open(chunk, number, last=not following))
         if not following:
             return
-        chunk, number = following, number + 1
+        chunk = following
+        number = number + 1
 
 
 def seal_bytes(content: bytes, key: bytes, name: str) -> bytes:
@@ -192,14 +199,16 @@ class SealedFile:
         """Return the content from byte `begin` to byte `end`, exclusive."""
         if not 0 <= begin <= end <= self.size:
             raise self._opener.wrong
-        content, last = bytearray(end - begin), max(0, -(-self.size // CHUNK_BYTES) - 1)
+        content = bytearray(end - begin)
+        last = max(0, -(-self.size // CHUNK_BYTES) - 1)
         with open_regular(self._path) as file:
             numbers = range(begin // CHUNK_BYTES, -(-end // CHUNK_BYTES))
             file.seek(_HEAD_BYTES + numbers.start * (CHUNK_BYTES + _TAG_BYTES))
             for number in numbers:
                 start = number * CHUNK_BYTES
                 opened = memoryview(self._opener.open(file.read(CHUNK_BYTES + _TAG_BYTES), number, number == last))
-                first, behind = max(begin, start), min(end, start + CHUNK_BYTES)
+                first = max(begin, start)
+                behind = min(end, start + CHUNK_BYTES)
                 content[first - begin : behind - begin] = opened[first - start : behind - start]
         return content
 

@@ -107,11 +107,13 @@ def resolve_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
         ConfigError: The newest checkpoint is encrypted, and cannot be read with the given key.
         CheckpointError: The store cannot be reached.
     """
-    owner, claim = tier.owner(), read_claim(identity.run)
+    owner = tier.owner()
+    claim = read_claim(identity.run)
     if owner is not None:
         identity = _as_owner(tier, identity, owner)
     was_here = owner is not None or (claim is not None and claim.url == tier.url)
-    unreadable, theirs = None, False
+    unreadable = None
+    theirs = False
     for _, found in tier.look_through(reversed(tier.steps())):
         if not isinstance(found, Manifest):
             if was_here and isinstance(found, ConfigError):
@@ -123,7 +125,8 @@ def resolve_identity(tier: RemoteTier, identity: RunIdentity) -> RunIdentity:
         if relation == "other" and made_by is not None:
             if owner is not None:
                 check_same_run(tier.url, identity, found)
-            configs, data = frozenset({found.context.get(IDENTITY)}), found.context.get("data")
+            configs = frozenset({found.context.get(IDENTITY)})
+            data = found.context.get("data")
             identity = _as_owner(tier, identity, PlaceOwner(made_by, configs, data, "as its newest checkpoint says"))
         elif relation == "unknown" and owner is None:
             theirs = True

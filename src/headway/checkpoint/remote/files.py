@@ -64,7 +64,8 @@ class Journal:
     """The journal of one checkpoint's upload: a line per finished file, with its version, flushed to disk."""
 
     def __init__(self, path: Path, url: str, state_sha256: str) -> None:
-        self._path, self._head = path, {"url": url, "state_sha256": state_sha256}
+        self._path = path
+        self._head = {"url": url, "state_sha256": state_sha256}
         lines = list(read_json_lines(path))
         self._sent = {line["file"]: line for line in lines[1:] if "file" in line}
         if not lines or lines[0] != self._head:

@@ -24,7 +24,8 @@ def place_of(settings: Mapping[str, Any], name: str, **options: Any) -> Objects:
 
     On a mounted file system, the folder of that URL must exist already.
     """
-    url, encrypt = f"{settings['url']}/{name}", bool(settings.get("encrypt"))
+    url = f"{settings['url']}/{name}"
+    encrypt = bool(settings.get("encrypt"))
     return open_place(url, settings.get("options"), encrypt, within=True, **options)
 
 
@@ -47,7 +48,8 @@ def open_place(
     if key is None:
         return Objects(url, storage, **options)
     sealed = SealedObjects(url, storage, **options)
-    sealed.key, sealed.seals = key, encrypt is not False
+    sealed.key = key
+    sealed.seals = encrypt is not False
     return sealed
 
 

@@ -295,7 +295,8 @@ class TierOwnership:
         another attempt has acquired the tier since.
         """
         hint = self.hint()
-        number, token = hint.get("claim"), hint.get("token")
+        number = hint.get("claim")
+        token = hint.get("token")
         if not isinstance(number, int):
             return
         if number > claim.number or (is_gone and token is not None and token != claim.token):
@@ -323,7 +324,8 @@ class TierOwnership:
         return self._lost(claim, by.run, f"{by} does", _when(by))
 
     def _lost(self, claim: Claim, run: Any, who: str, since: str) -> FencedError | OtherRunError:
-        made_by, mine = run_record(run), run_record(claim.run)
+        made_by = run_record(run)
+        mine = run_record(claim.run)
         if made_by is not None and mine is not None and made_by["id"] != mine["id"]:
             return other_run(self._objects.url, made_by, f", {since}")
         return FencedError(

@@ -25,7 +25,8 @@ class SentRecords:
     """
 
     def __init__(self, objects: Objects, assert_owner: Callable[[], None]) -> None:
-        self._objects, self._assert_owner = objects, assert_owner
+        self._objects = objects
+        self._assert_owner = assert_owner
         self._segments_there: set[str] = set()
 
     def fetch(self, manifest: Manifest, path: Path) -> bool:
@@ -46,7 +47,8 @@ class SentRecords:
             raise self._other_records(name, "differ from what was saved")
         self._objects.download(name, path, there.bytes)
         for segment in _segments(entry):
-            there, most = self._objects.stat(segment.name), segment.end - segment.start + RECORD_BYTES
+            there = self._objects.stat(segment.name)
+            most = segment.end - segment.start + RECORD_BYTES
             if there is None or there.bytes > most:
                 raise self._other_records(segment.name, "are not there as a whole")
             (path.parent / segment.name).parent.mkdir(exist_ok=True)

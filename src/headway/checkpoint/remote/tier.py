@@ -91,7 +91,9 @@ class RemoteTier:
     """
 
     def __init__(self, objects: Objects, claim: Claim | None = None, identity: RunIdentity | None = None) -> None:
-        self.objects, self.claim, self.identity = objects, claim, identity
+        self.objects = objects
+        self.claim = claim
+        self.identity = identity
         self.ownership = TierOwnership(objects)
         self._key_fits = False
         self.records = SentRecords(objects, lambda: self.assert_owner(publishes=False))
@@ -302,7 +304,8 @@ class RemoteTier:
         Raises:
             ConfigError: There are manifests, and none can be read with the given key.
         """
-        found, closed = [], None
+        found = []
+        closed = None
         for _, manifest in self.look_through():
             if isinstance(manifest, Manifest):
                 found.append(manifest)
@@ -345,7 +348,8 @@ class RemoteTier:
             return False
         sent = Journal(journal, self.url, manifest.state_sha256)
         for file, entry in manifest.files.items():
-            target, path = f"{name}/{sent_name(manifest, file)}", folder / file
+            target = f"{name}/{sent_name(manifest, file)}"
+            path = folder / file
             version = sent.version_of(file, entry.hash)
             # What another machine has sent was fetched here, and compared with its hash, before it became a checkpoint.
             known = version is not None or SENT_AS in manifest.context
@@ -410,7 +414,8 @@ class RemoteTier:
             SupersededError: A later attempt of this run published it.
             ConfigError: The published manifest cannot be read with the given key.
         """
-        there, why = None, ""
+        there = None
+        why = ""
         try:
             there = self.manifest(manifest.step)
             if there is None:

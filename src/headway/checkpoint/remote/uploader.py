@@ -48,7 +48,10 @@ class Uploader:
         stopping: threading.Event,
     ) -> None:
         self._tell = tell
-        self._run, self._open_tier, self._sent, self._stopping = run, open_tier, sent, stopping
+        self._run = run
+        self._open_tier = open_tier
+        self._sent = sent
+        self._stopping = stopping
         self._tier: RemoteTier | None = None
         self._condition = threading.Condition()
         self._waiting: _UploadJob | None = None
@@ -129,14 +132,16 @@ class Uploader:
             steps = ", ".join(map(str, sorted(self.pinned())))
             warning(f"the upload of step {steps} is not finished; the next attempt continues it")
         if self._unsent is not None and self._unsent_since is not None:
-            step, why = self._unsent.manifest.step, self._unsent_since
+            step = self._unsent.manifest.step
+            why = self._unsent_since
             what = f"step {step} is not uploaded: {why.what}"
             warning(what)
             self.lost = CheckpointError(what, where=why.where, fix=why.fix)
             self._unsent = None
         self._stopping.set()
         with self._condition:
-            self._closed, self._waiting = True, None
+            self._closed = True
+            self._waiting = None
             self._condition.notify_all()
         self._thread.join(timeout=1.0)
 
@@ -146,7 +151,8 @@ class Uploader:
                 self._condition.wait_for(lambda: self._waiting is not None or self._closed)
                 if self._closed:
                     return
-                job, self._waiting = self._waiting, None
+                job = self._waiting
+                self._waiting = None
                 self._sending = job
             assert job is not None
             try:
@@ -157,7 +163,8 @@ class Uploader:
                     self._condition.notify_all()
 
     def _send(self, job: _UploadJob) -> None:
-        step, start = job.manifest.step, time.monotonic()
+        step = job.manifest.step
+        start = time.monotonic()
         try:
             if self._tier is None:
                 self._tier = self._open_tier()
@@ -207,7 +214,9 @@ class Uploader:
 
         `close` reports it if nothing newer is published by then, which may be hours later.
         """
-        before, self._unsent, self._unsent_since = self._unsent, job, why
+        before = self._unsent
+        self._unsent = job
+        self._unsent_since = why
         if before is None or before.manifest.step != job.manifest.step:
             self._tell(job.manifest.step, None)
 

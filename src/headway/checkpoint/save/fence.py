@@ -93,7 +93,8 @@ def _read_with_retries(run: Path, seconds: float) -> Owner | None:
 
 def fenced(run: Path, attempt: int) -> Fenced:
     """Make the error of an attempt that no longer owns its run."""
-    owner, lost = read_owner(run), None
+    owner = read_owner(run)
+    lost = None
     if owner is None and not run.is_absolute():
         lost = lost_working_folder()
     if lost is not None:

@@ -42,8 +42,11 @@ class MemorySnapshots:
         has_ended: Callable[[int], bool | None],
         patience_seconds: float = 600.0,
     ) -> None:
-        self._directory, self._rank, self._workers = directory, rank, workers
-        self._has_ended, self._patience_seconds = has_ended, patience_seconds
+        self._directory = directory
+        self._rank = rank
+        self._workers = workers
+        self._has_ended = has_ended
+        self._patience_seconds = patience_seconds
         self._jobs: dict[int, SaveJob] = {}
         self._place = 0  # the folder's inode
 

@@ -56,7 +56,9 @@ class Publisher:
     def __init__(
         self, directory: Path, may_write: Callable[[], None] = lambda: None, sign_with: Key | None = None
     ) -> None:
-        self.directory, self._may_write, self._sign_with = directory, may_write, sign_with
+        self.directory = directory
+        self._may_write = may_write
+        self._sign_with = sign_with
 
     def assert_owned(self) -> None:
         """Raise an error unless this process owns the run.
@@ -261,7 +263,8 @@ def _copy_rows(target: Any, source: Any, advance: Callable[[], None]) -> None:
 def _elements(folder: Path, piece: WrittenPiece, advance: Callable[[], None]) -> Iterator[memoryview]:
     """Open the elements of a piece in its file."""
     if piece.file.endswith(SEALED):
-        file, content = SealedFile(folder / piece.file), bytearray(piece.piece.nbytes)
+        file = SealedFile(folder / piece.file)
+        content = bytearray(piece.piece.nbytes)
         for begin in range(0, len(content), _READ_BYTES):
             end = min(begin + _READ_BYTES, len(content))
             content[begin:end] = file.read(piece.begin + begin, piece.begin + end)

@@ -68,6 +68,7 @@ def _item(piece: Piece) -> WriteItem:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-    offset, size = torch.Size(piece.offset), torch.Size([piece.nbytes])
+    offset = torch.Size(piece.offset)
+    size = torch.Size([piece.nbytes])
     data = TensorWriteData(ChunkStorageMetadata(offset, size), TensorProperties(torch.uint8), size)
     return WriteItem(MetadataIndex(piece.name, offset), WriteItemType.SHARD, tensor_data=data)

@@ -106,7 +106,8 @@ class StagingBuffer:
         """
         import torch
 
-        on_gpu, freed_bytes = False, 0
+        on_gpu = False
+        freed_bytes = 0
         with torch.no_grad():
             for name, view in self._views.items():
                 local = blocks[name].local
@@ -126,7 +127,8 @@ class StagingBuffer:
 
             torch.cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
             self._pinned = None
-        self._files, self._views = (), {}
+        self._files = ()
+        self._views = {}
 
     def close(self) -> None:
         """Release the memory; safe to call twice."""
@@ -138,7 +140,8 @@ class StagingBuffer:
 
 def _free(local: torch.Tensor) -> int:
     """Free the elements of a tensor in host memory that owns its storage, and return how many bytes that freed."""
-    storage, nbytes = local.untyped_storage(), local.nbytes
+    storage = local.untyped_storage()
+    nbytes = local.nbytes
     if local.device.type != "cpu" or not storage.resizable() or storage.nbytes() != nbytes:
         return 0
     storage.resize_(0)
@@ -197,7 +200,8 @@ class StagedFiles:
 
         A copy within the kernel is twice as fast here as one through this process's memory.
         """
-        done, begin = self._write_directly(file, descriptor), self._begins[file.file]
+        done = self._write_directly(file, descriptor)
+        begin = self._begins[file.file]
         try:
             while done < file.nbytes:
                 count = min(_COPIED_BYTES, file.nbytes - done)
@@ -218,10 +222,13 @@ class StagedFiles:
         Returns:
             The number of bytes written; fewer than all, or none, if the file system does not support direct writes.
         """
-        flags, direct = fcntl.fcntl(descriptor, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)  # Linux
+        # Linux
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        direct = getattr(os, "O_DIRECT", 0)
         if not direct or file.nbytes < _LARGE_BYTES or not all(piece.is_whole for piece in file.pieces):
             return 0
-        done, begin = 0, self._begins[file.file]
+        done = 0
+        begin = self._begins[file.file]
         size = -(-file.nbytes // _ALIGNMENT) * _ALIGNMENT  # the buffer has zeros up to there
         try:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | direct)

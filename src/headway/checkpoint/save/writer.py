@@ -55,7 +55,8 @@ class CheckpointWriter:
     def __init__(
         self, settings: WriterSettings, gather: Callable[[Any], Sequence[Any]] = lambda value: [value]
     ) -> None:
-        self._settings, self._gather = settings, gather
+        self._settings = settings
+        self._gather = gather
         self._buffers = tuple(StagingBuffer() for _ in range(3 if settings.memory_snapshots else 2))
         self._saves = OutstandingSaves(settings, [buffer.descriptor for buffer in self._buffers])
         self._snapshots: list[tuple[StagingBuffer, WriterProcess]] = []

@@ -29,7 +29,8 @@ def open_writer_lock(run: Path, rank: int) -> int:
     Raises:
         OSError: The file cannot be made.
     """
-    path, host = _lock_of(run, rank), host_name().encode()
+    path = _lock_of(run, rank)
+    host = host_name().encode()
     with suppress(OSError):
         _lost_mark(run, rank).unlink(missing_ok=True)
     # The successor of a process that hung on the disk must not write here, nor even open the file to write.

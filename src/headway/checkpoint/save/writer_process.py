@@ -72,7 +72,8 @@ _ASK_SECONDS = 0.25
 _PROGRESS_SECONDS = 0.2
 #: Once the worker is gone, how long to wait for a part that is not begun, or whose machine is lost, and for one that no
 #: longer grows. There is no wait for processes that have ended.
-_PATIENCE_ALONE_SECONDS, _PATIENCE_BEGUN_SECONDS = 5.0, 60.0
+_PATIENCE_ALONE_SECONDS = 5.0
+_PATIENCE_BEGUN_SECONDS = 60.0
 
 
 class Answers:
@@ -107,7 +108,8 @@ class WriterService:
     """
 
     def __init__(self, settings: WriterSettings, answers: IO[str], lock: int | None = None) -> None:
-        self._settings, self._lock = settings, lock
+        self._settings = settings
+        self._lock = lock
         self.answers, self._worker = Answers(answers), os.getppid()
         is_first = settings.rank == 0
         self._after_save: CheckpointMaintainer | None = None
@@ -164,7 +166,8 @@ class WriterService:
         files = plan_files(job.pieces, self._rank, self._settings.max_shard_bytes)
         nbytes = file_offsets(files)[-1]
         try:
-            staged, manifest = StagedFiles(job.descriptor, files), None
+            staged = StagedFiles(job.descriptor, files)
+            manifest = None
             if self._rank == 0:
                 manifest = self._publish(job, files, staged, nbytes)
             elif self._is_elsewhere(self._rank):
@@ -175,7 +178,8 @@ class WriterService:
             self.answers.send(_failure(error, job.step))
             return
         if manifest:  # only the first worker's process knows whether the checkpoint was published
-            self._newest_saved, nbytes = job.step, manifest.total_bytes
+            self._newest_saved = job.step
+            nbytes = manifest.total_bytes
         # The answer may cause a rollback to an older checkpoint, which pruning must not remove meanwhile.
         with pruning(self._store.directory) if manifest else nullcontext():
             self.answers.send(Saved(job.step, time.monotonic() - start, nbytes))
@@ -284,7 +288,9 @@ class WriterService:
         Raises:
             CheckpointError: It does not come, or has changed on its way.
         """
-        what, start, alone_since = f"worker {rank} has not sent its part", time.monotonic(), math.inf
+        what = f"worker {rank} has not sent its part"
+        start = time.monotonic()
+        alone_since = math.inf
         while (part := save.note(rank)) is None:
             now = time.monotonic()
             if os.getppid() != self._worker:  # the worker died, and perhaps the machines with it
@@ -300,7 +306,8 @@ class WriterService:
         """Wait for another worker's part and return its files."""
         if save is not None and self._is_elsewhere(rank):
             return self._fetch_part(save, folder, rank)
-        note, failure = folder / note_name(rank), folder / failure_name(rank)
+        note = folder / note_name(rank)
+        failure = folder / failure_name(rank)
         what = f"worker {rank} has not written its part"
         self._wait_for(note, rank, what, failure=failure, written=partial(_bytes_of, folder, rank))
         part = CheckpointPart.parse(read_json(note, LISTING_BYTES))
@@ -332,7 +339,8 @@ class WriterService:
             CheckpointError: It does not come.
         """
         start = grew = time.monotonic()
-        deadline, size = start + self._settings.patience_seconds, 0
+        deadline = start + self._settings.patience_seconds
+        size = 0
         while not is_there(path):
             alone = os.getppid() != self._worker  # the worker died, and perhaps the others with it
             gone = alone and self._has_ended(rank) and not is_there(path)  # before the look for its failure note
@@ -348,7 +356,8 @@ class WriterService:
             until = deadline
             if alone:
                 if (now_there := written()) != size:
-                    size, grew = now_there, time.monotonic()
+                    size = now_there
+                    grew = time.monotonic()
                 begun = size and not (self._run is not None and is_marked_lost(self._run, rank))
                 until = min(deadline, grew + (_PATIENCE_BEGUN_SECONDS if begun else _PATIENCE_ALONE_SECONDS))
             if time.monotonic() > until:

@@ -55,7 +55,9 @@ def push(
             from headway.training.evaluation.inference import export_trained, load_trained
 
             trained = load_trained(model, step=step)
-            folder, step, run = scratch / "model", trained.step, model
+            folder = scratch / "model"
+            step = trained.step
+            run = model
             export_trained(trained, folder, dtype, merge=merge)
         card = None
         if run is not None:

@@ -117,11 +117,13 @@ def _entries(place: str, options: dict[str, Any]) -> tuple[list[Entry], dict[tup
     from dataclasses import replace
 
     if is_url(place):
-        found, tier = remote_manifests(place, options), "remote"
+        found = remote_manifests(place, options)
+        tier = "remote"
         entries = [replace(entry_of(f.manifest, None), places=(Place(tier, f.place, True),)) for f in found]
         return entries, {(f.manifest.step, f.manifest.state_sha256): _context(f.manifest) for f in found}
 
-    path, read = Path(place), []
+    path = Path(place)
+    read = []
     run = path.parent if path.name == "checkpoints" else path
     for folder in local_folders(path).values():
         try:

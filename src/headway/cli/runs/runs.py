@@ -125,7 +125,9 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     headway runs show runs/quickstart
     """
     record = open_run(run)
-    summary, good, cost = summarize(record), goodput_of(record), account_of(record)
+    summary = summarize(record)
+    good = goodput_of(record)
+    cost = account_of(record)
     if cost.is_known:
         summary = replace(summary, spent_usd=cost.total_usd)
     if json:

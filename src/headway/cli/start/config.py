@@ -151,8 +151,11 @@ def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: 
     if loaded.task is not None:
         _report_task(loaded, config, as_json)
         return
-    train, model, workers = loaded.train, loaded.model, loaded.parallel.workers
-    grid, parameters = resolve_grid(loaded, workers), _parameters(loaded)
+    train = loaded.train
+    model = loaded.model
+    workers = loaded.parallel.workers
+    grid = resolve_grid(loaded, workers)
+    parameters = _parameters(loaded)
     assert train.steps is not None
     facts: dict[str, Any] = {
         "run": str(loaded.run_directory),

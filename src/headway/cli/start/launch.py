@@ -153,7 +153,8 @@ def _table(job: Job) -> tuple[list[list[str]], str]:
 
 def _planned(job: Job) -> tuple[str, str, str, str]:
     """Return memory, time and price by `headway plan`, and why something of it is unknown."""
-    launch, total = job.config.launch, job.config.parallel.workers * job.machines
+    launch = job.config.launch
+    total = job.config.parallel.workers * job.machines
     if job.gpus and launch.accelerator is None:
         return UNKNOWN, UNKNOWN, UNKNOWN, "launch.accelerator does not say which GPUs they are"
     try:
@@ -171,7 +172,8 @@ def _planned(job: Job) -> tuple[str, str, str, str]:
         usable = "" if plan.usable_bytes is None or not job.gpus else f" of {format_bytes(plan.usable_bytes)} usable"
         fits = ", which does not fit" if own.fits is False and job.gpus else ""
         memory = f"{format_bytes(own.memory.peak_bytes)} per worker{usable}{fits}"
-    hours, cost = plan.hours(own), plan.cost_usd(own)
+    hours = plan.hours(own)
+    cost = plan.cost_usd(own)
     unknown = [] if hours is not None else ["the speed of these machines is unknown"]
     if cost is None and plan.price is None:
         unknown.append("neither cost.usd_per_hour nor cost.offer is set")
@@ -201,13 +203,15 @@ def status(run: RunArgument, json: JsonOption = False) -> None:
     from headway.telemetry.summary import loss_text
 
     launcher, handle = find_launched(run)
-    state, progress = launcher.status(handle), progress_of(run)
+    state = launcher.status(handle)
+    progress = progress_of(run)
     if json:
         print_json({"job": handle.as_json(), "engine": asdict(state), "run": asdict(progress)})
         return
     step = "n/a" if progress.step is None else f"{progress.step:,}"
     total = f"/{progress.total_steps:,}" if progress.total_steps else ""
-    spent, saved = progress.spent_usd, progress.saved_seconds_ago
+    spent = progress.spent_usd
+    saved = progress.saved_seconds_ago
     rows = [
         ["job", f"{handle.id} on {handle.target}"],
         ["state", f"{state.state} ({state.engine})"],

@@ -74,7 +74,8 @@ def _show_run(run: Path, as_json: bool) -> None:
         return
     rows = []
     for attempt in record.attempts:
-        usd, kept = account.attempts_usd.get(attempt.number), record.attempt_records[attempt.number]
+        usd = account.attempts_usd.get(attempt.number)
+        kept = record.attempt_records[attempt.number]
         price = kept.get("usd_per_hour")
         rows.append(
             [

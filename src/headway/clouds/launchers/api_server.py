@@ -50,7 +50,8 @@ def name_problems(job: Job, suffix: str, *, is_service: bool) -> Iterator[Config
 
 def value_problems(job: Job) -> Iterator[ConfigError]:
     """Yield the values of `launch.kubernetes` that the API server would refuse."""
-    kubernetes, key = job.config.launch.kubernetes, "launch.kubernetes"
+    kubernetes = job.config.launch.kubernetes
+    key = "launch.kubernetes"
     if not DNS_LABEL.fullmatch(kubernetes.namespace) or len(kubernetes.namespace) > DNS_LABEL_LENGTH:
         plain = re.sub(r"[^a-z0-9]+", "-", kubernetes.namespace.lower()).strip("-")
         yield ConfigError(
@@ -103,7 +104,8 @@ def read_amount(text: str) -> float | None:
     found = _AMOUNT.fullmatch(text)
     if found is None:
         return None
-    number, unit = found[1], found[2] or ""
+    number = found[1]
+    unit = found[2] or ""
     if unit in _UNITS:
         return float(number) * _UNITS[unit]
     return float(number + unit)

@@ -139,7 +139,8 @@ class KubernetesLauncher:
         Raises:
             ConfigError: one of them is not there.
         """
-        kubernetes, envelope = job.config.launch.kubernetes, self.envelope
+        kubernetes = job.config.launch.kubernetes
+        envelope = self.envelope
         kubectl = kubectl_of(kubernetes.context)
         check_context(kubernetes.context)
         if envelope.install is not None:
@@ -291,7 +292,8 @@ def _plain_job(job: Job) -> list[dict[str, Any]]:
 
 def _job_state(document: dict[str, Any]) -> tuple[State, str]:
     """Return the state of a Job of Kubernetes."""
-    status, spec = document.get("status") or {}, document.get("spec") or {}
+    status = document.get("status") or {}
+    spec = document.get("spec") or {}
     for condition in status.get("conditions") or []:
         if condition.get("status") == "True" and condition["type"] in ("Complete", "Failed"):
             state: State = "finished" if condition["type"] == "Complete" else "failed"

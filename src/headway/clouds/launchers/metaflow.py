@@ -54,8 +54,12 @@ from headway.core.version import __version__
 from headway.run.supervisor.processes import end_all
 from headway.telemetry.gpus import nvidia_devices
 
-CONFIG, FILE = "config.yaml", "flow.py"
-_LOG, _RUN_ID, _PID, _CODE = "flow.log", "flow.run-id", "flow.pid", "flow.exit-code"
+CONFIG = "config.yaml"
+FILE = "flow.py"
+_LOG = "flow.log"
+_RUN_ID = "flow.run-id"
+_PID = "flow.pid"
+_CODE = "flow.exit-code"
 _START_SECONDS = 60.0
 #: Settings of pods that Metaflow has no word for.
 _NOT_IN_A_STEP = (
@@ -127,7 +131,8 @@ class MetaflowLauncher:
         Raises:
             ConfigError: one of them is not there.
         """
-        settings, kubernetes = job.config.launch.metaflow, job.config.launch.kubernetes
+        settings = job.config.launch.metaflow
+        kubernetes = job.config.launch.kubernetes
         if try_program([settings.python, "-c", "import metaflow"]).returncode:
             raise ConfigError(
                 f"{settings.python} has no Metaflow",
@@ -156,7 +161,8 @@ class MetaflowLauncher:
         Raises:
             ConfigError: Metaflow refuses it.
         """
-        settings, folder = job.config.launch.metaflow, folder.absolute()
+        settings = job.config.launch.metaflow
+        folder = folder.absolute()
         run_id = folder / _RUN_ID
         for name in (_RUN_ID, _CODE, _PID):
             (folder / name).unlink(missing_ok=True)
@@ -249,7 +255,9 @@ def stop_at_final_codes(templates: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def _flow(job: Job) -> str:
-    settings, launch, data = job.config.launch.metaflow, job.config.launch, job.config.data
+    settings = job.config.launch.metaflow
+    launch = job.config.launch
+    data = job.config.data
     argo = settings.where == "argo"
     name = "".join(part.title() for part in re.findall("[A-Za-z0-9]+", job.name))
     # A class of this name would hide what the flow calls, or is no Python ("none").
@@ -293,7 +301,8 @@ def _flow(job: Job) -> str:
 
 def _kubernetes(job: Job, step: str) -> str:
     """Return the decorator by which a step runs in a pod."""
-    launch, kubernetes = job.config.launch, job.config.launch.kubernetes
+    launch = job.config.launch
+    kubernetes = job.config.launch.kubernetes
     trains = step == "train"
     gpus = job.gpus if trains else min(1, job.gpus) if step == "evaluate" else 0
     arguments: dict[str, Any] = {
@@ -321,7 +330,8 @@ def _kubernetes(job: Job, step: str) -> str:
 
 
 def _argo_problems(job: Job) -> Iterator[ConfigError]:
-    kubernetes, plain = job.config.launch.kubernetes, KubernetesConfig()
+    kubernetes = job.config.launch.kubernetes
+    plain = KubernetesConfig()
     yield from name_problems(job, "", is_service=False)
     yield from pod_problems(job)
     yield from store_problems(job)

@@ -85,7 +85,8 @@ def store_problems(job: Job) -> Iterator[ConfigError]:
 
 def _source_problems(job: Job) -> Iterator[ConfigError]:
     """Yield the sources that no pod can read; a path below the working directory of the container is in the image."""
-    data, launch = job.config.data, job.config.launch
+    data = job.config.data
+    launch = job.config.launch
     if data.remote is not None or launch.kubernetes.prepared or job.suite is not None or job.config.task is not None:
         return
     for source in data.sources:
@@ -139,7 +140,8 @@ def pod_template(
         component: What the pod is part of.
         container: Name of the container.
     """
-    launch, kubernetes = job.config.launch, job.config.launch.kubernetes
+    launch = job.config.launch
+    kubernetes = job.config.launch.kubernetes
     trains = component == "train"
     volumes = list(_volumes(job, trains))
     pod: dict[str, Any] = {
@@ -312,7 +314,8 @@ def support_objects(job: Job, level: str = "restricted") -> Iterator[dict[str, A
         job: The run.
         level: The level of Pod Security that a namespace gets which is written.
     """
-    launch, kubernetes = job.config.launch, job.config.launch.kubernetes
+    launch = job.config.launch
+    kubernetes = job.config.launch.kubernetes
     if kubernetes.create_namespace:
         needs_more = kubernetes.host_network is not None or kubernetes.rdma is not None
         enforced = {"pod-security.kubernetes.io/enforce": "privileged" if needs_more else level}

@@ -89,8 +89,11 @@ class PlaceFeed:
         run: Path | None = None,
         timer: PriceTimer | None = None,
     ) -> None:
-        self.places, self._workers, self._timer = places, workers, timer
-        self._moving, self._run = moving, run
+        self.places = places
+        self._workers = workers
+        self._timer = timer
+        self._moving = moving
+        self._run = run
         self.here: Place | None = None
         """Where the run is, or has saved last."""
         self.running = False

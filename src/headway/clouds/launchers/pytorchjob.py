@@ -34,7 +34,8 @@ exit $code
 
 def _replica(job: Job, count: int) -> dict[str, Any]:
     node = _ANNOUNCE if job.machines > 1 else ""
-    unset, command = " ".join(OF_A_WORKER), shlex.join(job.command(f"{CONFIG_FOLDER}/config.yaml"))
+    unset = " ".join(OF_A_WORKER)
+    command = shlex.join(job.command(f"{CONFIG_FOLDER}/config.yaml"))
     script = _SCRIPT.format(node=node, of_a_worker=unset, command=command, again=Preempted.exit_code)
     # The operator has its own names for pods, and a Service for each.
     template = pod_template(job, f"{job.name}-master-0", ["/bin/sh", "-c", script], container=_CONTAINER)

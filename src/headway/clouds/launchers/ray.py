@@ -218,7 +218,9 @@ def _train_machine(settings: dict[str, Any]) -> None:
     from ray.train.collective import broadcast_from_rank_zero
 
     context = ray.train.get_context()
-    rank, machines, run = context.get_world_rank(), context.get_world_size(), Path(settings["run"])
+    rank = context.get_world_rank()
+    machines = context.get_world_size()
+    run = Path(settings["run"])
     leads = rank == 0
     meeting = {"lead": f"{ray.util.get_node_ip_address()}:{free_port()}", "secret": secrets.token_hex(32)}
     meeting = broadcast_from_rank_zero(meeting if leads else None)
@@ -270,7 +272,8 @@ def _follow(process: subprocess.Popen[bytes], run: Path, leads: bool) -> int:
     """
     from ray.train.collective import broadcast_from_rank_zero
 
-    reported, told = -1, False
+    reported = -1
+    told = False
     while True:
         code = process.poll()
         if code not in (None, 0, *FINAL_CODES):

@@ -17,7 +17,9 @@ from headway.config.sections.launch import LaunchConfig
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
 
-CONFIG, ENVIRONMENT, COMMAND = "config.yaml", "runtime-env.json", "entrypoint.json"
+CONFIG = "config.yaml"
+ENVIRONMENT = "runtime-env.json"
+COMMAND = "entrypoint.json"
 _STATES: dict[str, State] = {
     "PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "finished", "FAILED": "failed", "STOPPED": "cancelled",
 }  # fmt: skip

@@ -21,7 +21,8 @@ def _pod(job: Job, component: str) -> dict[str, Any]:
     """Return the pod of a Ray node: KubeRay starts Ray in it, and Ray the node process."""
     # The lead's address is found by Ray; only machines that hold the token of the cluster may join it.
     template = pod_template(job, None, ["unused"], component)
-    pod, container = template["spec"], template["spec"]["containers"][0]
+    pod = template["spec"]
+    container = template["spec"]["containers"][0]
     del container["command"]
     secret = job.config.launch.rayjob.tls_secret_name
     if secret is not None:
@@ -74,7 +75,8 @@ def _dashboard_policy(job: Job) -> dict[str, Any]:
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
-    settings, kubernetes = job.config.launch.rayjob, job.config.launch.kubernetes
+    settings = job.config.launch.rayjob
+    kubernetes = job.config.launch.kubernetes
     most = settings.max_machines or job.machines
     least = job.machines if settings.min_machines is None else settings.min_machines
     head = _pod(job, "head")
@@ -127,7 +129,8 @@ def _documents(job: Job) -> list[dict[str, Any]]:
 
 def _state(document: dict[str, Any]) -> tuple[State, str]:
     status = document.get("status") or {}
-    deployment, said = str(status.get("jobDeploymentStatus") or ""), str(status.get("jobStatus") or "")
+    deployment = str(status.get("jobDeploymentStatus") or "")
+    said = str(status.get("jobStatus") or "")
     words = " ".join(filter(None, (deployment, said, str(status.get("message") or "")))) or "no state yet"
     if deployment in ("Complete", "Failed") or said in ("SUCCEEDED", "FAILED", "STOPPED"):
         ends: dict[str, State] = {"SUCCEEDED": "finished", "STOPPED": "cancelled"}

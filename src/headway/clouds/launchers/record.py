@@ -99,7 +99,9 @@ def progress_of(run: Path) -> Progress:
         return Progress()
     found = Run(run)
     metrics = found.newest_metrics()
-    step, total, pace = found.step, found.total_steps, median(metrics, "speed/step_seconds")
+    step = found.step
+    total = found.total_steps
+    pace = median(metrics, "speed/step_seconds")
     saved = [checkpoint.time for checkpoint in found.checkpoints if checkpoint.time is not None]
     loss = metrics.last("train/loss")
     return Progress(

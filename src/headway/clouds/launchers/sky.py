@@ -23,7 +23,8 @@ from headway.core.storage import scheme_of
 
 #: How long a run's name may be, since it is unknown what SkyPilot appends.
 _NAME_LENGTH = 48
-CONFIG, TASK = "config.yaml", "task.yaml"
+CONFIG = "config.yaml"
+TASK = "task.yaml"
 _FOLDER = "headway"
 _REMOTE_CONFIG = f"~/{_FOLDER}/config.yaml"
 _STATES: dict[str, State] = {
@@ -136,7 +137,8 @@ def _installs(job: Job) -> bool:
 
 
 def _task(job: Job, wheel: str | None) -> dict[str, Any]:
-    launch, sky = job.config.launch, job.config.launch.sky
+    launch = job.config.launch
+    sky = job.config.launch.sky
     resources = {
         "infra": sky.infra,
         "accelerators": sky.accelerators

@@ -23,7 +23,9 @@ from headway.core.process.waiting import wait_until
 from headway.run.session.attempt import RunOptions
 from headway.run.session.completed import why_prepare
 
-CONFIG, SCRIPT, PREPARE = "config.yaml", "job.sh", "prepare.sh"
+CONFIG = "config.yaml"
+SCRIPT = "job.sh"
+PREPARE = "prepare.sh"
 #: The file that says that a person has ended the job, so that the script does not queue it again.
 CANCELLED = "cancelled"
 #: The file in which the lead leaves its exit code. That of the step is the highest one of all machines.

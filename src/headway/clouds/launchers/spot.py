@@ -100,7 +100,9 @@ def hold_by_price(job: SpotJob, feed: Feed, clock: Callable[[], float] = time.mo
 
 class _Holder:
     def __init__(self, job: SpotJob, feed: Feed, clock: Callable[[], float]) -> None:
-        self._job, self._feed, self._clock = job, feed, clock
+        self._job = job
+        self._feed = feed
+        self._clock = clock
         self._held = HeldCommand(job.run) if job.launch is None else HeldLaunch(job.run)
         self._places = feed if isinstance(feed, PlaceFeed) else None
         self._signals: list[int] = []
@@ -163,7 +165,8 @@ class _Holder:
         if self._said_waiting or self._price < self._job.policy.resume_below:  # the minimum time of a pause is left
             return
         self._said_waiting = True
-        policy, every = self._job.policy, format_seconds(self._job.every_seconds)
+        policy = self._job.policy
+        every = format_seconds(self._job.every_seconds)
         begins = "resumes" if self._held.has_begun() else "begins"
         notice(
             f"{self._said_price()}: {self._job.run} {begins} when the price is below"

@@ -15,7 +15,8 @@ from headway.clouds.launchers.pods import metadata
 
 _API = "trainer.kubeflow.org/v1alpha1"
 #: The name that the controller expects of the Job that trains and of its container, and the label of that Job.
-_NODE, _STEP = "node", {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+_NODE = "node"
+_STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:

@@ -87,7 +87,8 @@ def build_wheel() -> bytes:
     members[f"{_INFO}/METADATA"] = _with_version(about).encode()
     members[f"{_INFO}/WHEEL"] = _TAGS.encode()
     for file in installed.files or ():
-        place, name = Path(str(installed.locate_file(file))), str(file).partition(f".dist-info{_LICENSES}")[2]
+        place = Path(str(installed.locate_file(file)))
+        name = str(file).partition(f".dist-info{_LICENSES}")[2]
         if name and place.is_file():
             members[f"{_INFO}{_LICENSES}{name}"] = place.read_bytes()
     members[f"{_INFO}/entry_points.txt"] = (installed.read_text("entry_points.txt") or "").encode()

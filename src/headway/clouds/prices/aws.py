@@ -64,7 +64,8 @@ def refresh_aws(
     Raises:
         ConfigError: botocore or credentials are missing, or an answer is not as documented.
     """
-    regions, make = regions or REGIONS, make_client or _clients()
+    regions = regions or REGIONS
+    make = make_client or _clients()
     rates: dict[tuple[str, str], str] = {}
     with suppress(ConfigError):  # informative only
         rates = dict(_interruptions(get(SPOT_ADVISOR)))
@@ -114,7 +115,8 @@ def _spot(client: Any, region: str, rates: dict[tuple[str, str], str]) -> Iterat
     zones: dict[tuple[str, str], list[tuple[datetime, float]]] = defaultdict(list)
     for page in pages:
         for item in page.get("SpotPriceHistory", []):
-            price, moment = number_of(item.get("SpotPrice")), item.get("Timestamp")
+            price = number_of(item.get("SpotPrice"))
+            moment = item.get("Timestamp")
             if item.get("InstanceType") not in MACHINES or price is None or not isinstance(moment, datetime):
                 raise _unexpected(f"an entry of the spot price history without a price: {item!r:.100}", region)
             zones[item["InstanceType"], str(item.get("AvailabilityZone"))].append((moment, price))

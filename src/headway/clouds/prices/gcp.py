@@ -107,7 +107,8 @@ def _skus(endpoint: str, get: Callable[..., Any], headers: Mapping[str, str]) ->
 
 def _rates(sku: dict[str, Any]) -> Iterator[tuple[tuple[str, bool, tuple[str, str]], float]]:
     """Yield what a SKU says of the price of a part, in each of its regions; nothing if it is for something else."""
-    description, category = str(sku.get("description")), sku.get("category")
+    description = str(sku.get("description"))
+    category = sku.get("category")
     found = _SKU.fullmatch(description)
     kind = category.get("usageType") if isinstance(category, dict) else None
     if found is None or kind not in ("OnDemand", "Preemptible"):

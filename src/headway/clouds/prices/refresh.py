@@ -61,7 +61,8 @@ class PriceTimer:
                 what = f"the prices of {cloud} cannot be fetched"
                 raise ConfigError(what, where="--refresh", fix=f"leave it out; of {', '.join(CLOUDS)} they can")
             self._regions.setdefault(cloud, set()).add(region)
-        self._every, self._refresh = every_seconds, refresh
+        self._every = every_seconds
+        self._refresh = refresh
         self._thread: threading.Thread | None = None
         self._next = -float("inf")
         self._silent: set[str] = set()

@@ -122,7 +122,8 @@ def _gcp_offers(lines: csv.DictReader[str], cloud: str, source: str, day: date) 
     hosts: list[tuple[int, dict[str, object], str, int, str, tuple[float | None, float | None]]] = []
     parts: dict[tuple[str, int, str], tuple[float | None, float | None]] = {}
     for row in lines:
-        name, instance = (row["AcceleratorName"] or "").strip(), (row["InstanceType"] or "").strip()
+        name = (row["AcceleratorName"] or "").strip()
+        instance = (row["InstanceType"] or "").strip()
         zone = row.get("AvailabilityZone") or row["Region"] or ""
         prices = _price(row, "Price", lines), _price(row, "SpotPrice", lines)
         if name and not instance:

@@ -91,9 +91,11 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         what = f"'{name}' is no name of a project: lower-case letters, digits and dashes, at most {_LONGEST}"
     elif keyword.iskeyword(package) or package in sys.stdlib_module_names:
-        what, better = f"'{name}' is a name of Python's own", f"{name}-lab"
+        what = f"'{name}' is a name of Python's own"
+        better = f"{name}-lab"
     elif package in _TAKEN:
-        what, better = f"'{name}' would hide a package or folder of that name", f"{name}-lab"
+        what = f"'{name}' would hide a package or folder of that name"
+        better = f"{name}-lab"
     else:
         return name
     raise ConfigError(what, where="the folder's name", fix=f"headway init {better}")

@@ -64,7 +64,8 @@ def unpacked(project: Path) -> Iterator[Path]:
     Raises:
         ConfigError: the project has none, or git fails.
     """
-    repository, bundle = project / UNPACKED, project / BUNDLE
+    repository = project / UNPACKED
+    bundle = project / BUNDLE
     if not bundle.is_file():
         raise ConfigError(
             "the project does not have the template it was made from",

@@ -9,11 +9,13 @@ from headway.clouds.spot.traces import Trace
 from headway.core.errors import ConfigError
 
 #: How the price moves between two times: towards its usual one by this share, and by chance by as much as this.
-_RETURNS, _SHAKES = 0.05, 0.012
+_RETURNS = 0.05
+_SHAKES = 0.012
 #: By how much it is above and below its usual one in the course of a day.
 _DAILY = 0.06
 #: A spike multiplies the price by a factor between these, for so many hours.
-_FACTORS, _HOURS = (2.0, 2.8), (3.0, 6.0)
+_FACTORS = (2.0, 2.8)
+_HOURS = (3.0, 6.0)
 
 
 def make_trace(

@@ -10,7 +10,8 @@ from headway.core.errors import ConfigError
 State = Literal["running", "grown", "paused"]
 
 #: Shortest time in a state: a start and a save are paid for without progress.
-MIN_RUN_SECONDS, MIN_PAUSE_SECONDS = 600.0, 300.0
+MIN_RUN_SECONDS = 600.0
+MIN_PAUSE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class SpotDecider:
     """
 
     def __init__(self, policy: SpotPolicy, now: float, state: State = "running") -> None:
-        self.state, self._policy, self._since = state, policy, now
+        self.state = state
+        self._policy = policy
+        self._since = now
 
     @classmethod
     def begin(cls, policy: SpotPolicy, price: float, now: float) -> SpotDecider:
@@ -76,7 +79,8 @@ class SpotDecider:
         wanted = self._wanted(price)
         least = self._policy.min_pause_seconds if self.state == "paused" else self._policy.min_run_seconds
         if wanted != self.state and now - self._since >= least:
-            self.state, self._since = wanted, now
+            self.state = wanted
+            self._since = now
         return self.state
 
     def _wanted(self, price: float) -> State:

@@ -84,7 +84,8 @@ def _run(
     length = max(trace.seconds, _TICK_SECONDS)
     while done < work.seconds and now < _MOST_TIMES * max(work.seconds, _TICK_SECONDS) + length:
         spot = trace.price_at(trace.times[0] + now % length)
-        price, wanted = (spot if fixed is None else fixed), decide(spot, now)
+        price = spot if fixed is None else fixed
+        wanted = decide(spot, now)
         if wanted != state:
             if state != "paused":
                 interruptions += 1
@@ -95,7 +96,8 @@ def _run(
                 else:
                     lost += done - saved
                     done = saved
-            state, starting = wanted, work.start_seconds
+            state = wanted
+            starting = work.start_seconds
             continue
         if state == "paused":
             now += _TICK_SECONDS

@@ -116,7 +116,8 @@ def _training_length(config: Config) -> Iterator[ConfigError]:
 
 
 def _sequence_length(config: Config) -> Iterator[ConfigError]:
-    length, longest = config.train.sequence_length, config.model.max_sequence_length
+    length = config.train.sequence_length
+    longest = config.model.max_sequence_length
     # A pretrained checkpoint has its own limit.
     if config.model.from_pretrained is None and length > longest:
         yield ConfigError(
@@ -136,8 +137,10 @@ def _source_names(config: Config) -> Iterator[ConfigError]:
 
 
 def _stages(config: Config) -> Iterator[ConfigError]:
-    train, before = config.train, -1
-    steps, batches = train.steps or train.batches.steps_for(train.tokens or 0), train.batches
+    train = config.train
+    before = -1
+    steps = train.steps or train.batches.steps_for(train.tokens or 0)
+    batches = train.batches
     for number, stage in enumerate(config.data.mixture.stages):
         key = f"data.mixture.stages.{number}"
         if steps:  # otherwise it is not known yet where stages begin
@@ -197,7 +200,8 @@ def _workers(config: Config) -> Iterator[ConfigError]:
 
 def _reduction(config: Config, grid: LaneGrid) -> Iterator[ConfigError]:
     """Check that an elastic run, which sums gradients lane by lane, can do so as often as the config says."""
-    every, where = config.parallel.reduce_every, "parallel.reduce_every, determinism"
+    every = config.parallel.reduce_every
+    where = "parallel.reduce_every, determinism"
     if config.determinism != "elastic" or not grid.interleaved or every == "auto":
         return
     if every == "step":

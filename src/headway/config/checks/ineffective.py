@@ -59,9 +59,11 @@ def unfit_vocabulary(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _schedule(config: Config) -> list[str]:
-    schedule, steps = config.schedule, config.train.steps
+    schedule = config.schedule
+    steps = config.train.steps
     assert steps is not None, "the config is resolved"
-    batches, found = config.train.batches, []
+    batches = config.train.batches
+    found = []
     warmup = batches.steps_of(schedule.warmup) if isinstance(schedule.warmup, Interval) else schedule.warmup * steps
     if warmup > steps:
         found.append(

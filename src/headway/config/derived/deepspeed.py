@@ -56,7 +56,8 @@ def engine_settings(config: Config, workers: int) -> dict[str, Any]:
 
 def deepspeed_problems(config: Config, mesh: MeshShape) -> Iterator[ConfigError]:
     """Yield the settings that contradict these strategies or a DeepSpeed JSON."""
-    strategy, train = find_strategy(config.parallel.strategy), config.train
+    strategy = find_strategy(config.parallel.strategy)
+    train = config.train
     if not strategy.is_deepspeed:
         if config.parallel.deepspeed_config is not None:
             yield ConfigError(

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from headway.config.sections.model import ModelConfig
 
 #: DeepSeek-V3, section 4.2, and the weights of Fedus et al. 2021, section 2.2, and Zoph et al. 2022, section 3.2.
-_BIAS_RATE, _BALANCE_LOSS, _Z_LOSS = 0.001, 0.01, 0.001
+_BIAS_RATE = 0.001
+_BALANCE_LOSS = 0.01
+_Z_LOSS = 0.001
 #: Keys of `model` that say how loads are balanced.
 BALANCE_KEYS = ("balance_bias_rate", "balance_loss", "router_z_loss")
 
@@ -106,7 +108,8 @@ def decoder_problems(config: Config) -> Iterator[ConfigError]:
 
 def parallel_problems(config: Config) -> Iterator[ConfigError]:
     """Yield the kinds of parallelism that a model with experts does not allow."""
-    parallel, experts = config.parallel, config.model.experts
+    parallel = config.parallel
+    experts = config.model.experts
     if experts is not None and experts % parallel.expert:
         yield ConfigError(
             f"{experts} experts cannot be shared evenly by {parallel.expert} workers",

@@ -43,7 +43,8 @@ def resolve_lanes(config: Config, workers: int) -> LaneGrid:
     Raises:
         ConfigError: the rows cannot be divided that way; the fix has the nearest number that works.
     """
-    train, elastic = config.train, config.determinism == "elastic"
+    train = config.train
+    elastic = config.determinism == "elastic"
     rows = train.batches.common_rows
     lanes = _lanes(config, workers, rows)
     # Elastic runs have a power of two as lanes, so this makes their number of workers a power of two as well.
@@ -118,7 +119,8 @@ def _lanes(config: Config, workers: int, rows: int) -> int:
 
 def _common(config: Config) -> str:
     """Explain the number of rows in a message if a ramp has several."""
-    sizes, common = config.train.batches.sizes, config.train.batches.common_rows
+    sizes = config.train.batches.sizes
+    common = config.train.batches.common_rows
     return f" (batches of {', '.join(map(str, sizes))} rows have {common} in common)" if len(sizes) > 1 else ""
 
 

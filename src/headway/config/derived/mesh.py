@@ -188,7 +188,8 @@ def crossing_groups(config: Config, workers: int) -> list[str]:
     """Describe groups of workers that exchange much in every layer and span several machines, one line each."""
     if _machines(config, workers) == 1:
         return []
-    parallel, found = config.parallel, []
+    parallel = config.parallel
+    found = []
     for name, group in (("tensor", parallel.tensor), ("context", parallel.tensor * parallel.context)):
         if getattr(parallel, name) > 1 and parallel.workers % group:
             found.append(
@@ -199,7 +200,8 @@ def crossing_groups(config: Config, workers: int) -> list[str]:
 
 
 def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
-    parallel, split = config.parallel, _split(config)
+    parallel = config.parallel
+    split = _split(config)
     if workers % split:
         degrees = {"tensor": parallel.tensor, "context": parallel.context, "pipeline": parallel.pipeline}
         words = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
@@ -209,7 +211,8 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix=f"parallel.workers={max(1, round(workers / split)) * split}",
         )
         return
-    here, tensor = parallel.workers, parallel.tensor
+    here = parallel.workers
+    tensor = parallel.tensor
     if _machines(config, workers) > 1 and here % tensor and tensor % here:
         yield ConfigError(
             f"of tensor={tensor}, some groups would lie on one machine of {here} workers and some on two",
@@ -217,7 +220,8 @@ def _problems(config: Config, workers: int) -> Iterator[ConfigError]:
             fix=f"parallel.tensor={max(n for n in divisors(here) if n <= tensor)}",
         )
         return
-    data, strategy = workers // split, find_strategy(parallel.strategy)
+    data = workers // split
+    strategy = find_strategy(parallel.strategy)
     yield from _levels(config, data)
     yield from strategy.problems(config, data)
     yield from _replication(config, data)
@@ -269,7 +273,9 @@ def _levels(config: Config, data: int) -> Iterator[ConfigError]:
 
 def _communication(config: Config) -> Iterator[ConfigError]:
     """Check that the strategy and the determinism allow the way in which gradients are summed."""
-    parallel, exact, strategy = config.parallel, config.determinism, find_strategy(config.parallel.strategy)
+    parallel = config.parallel
+    exact = config.determinism
+    strategy = find_strategy(config.parallel.strategy)
     ways = {"compression": parallel.compression != "none", "reduce_precision": parallel.reduce_precision != "fp32"}
     for key in (key for key, wanted in ways.items() if wanted):
         where = f"parallel.{key}"
@@ -312,7 +318,8 @@ def _communication(config: Config) -> Iterator[ConfigError]:
 
 def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
     """Check optimizers and precisions that need whole matrices where matrices are cut."""
-    parallel, optimizer = config.parallel, find_optimizer(config.optimizer.name)
+    parallel = config.parallel
+    optimizer = find_optimizer(config.optimizer.name)
     shards = find_strategy(parallel.strategy).cuts_parameters and data > 1
     parts = "tensor" if parallel.tensor > 1 else "expert" if parallel.expert > 1 else None
     if optimizer.needs_whole_rows is not None and parts:
@@ -357,7 +364,8 @@ def _optimizer(config: Config, data: int) -> Iterator[ConfigError]:
 
 
 def _replication(config: Config, data: int) -> Iterator[ConfigError]:
-    strategy, copies = find_strategy(config.parallel.strategy), config.parallel.replicate
+    strategy = find_strategy(config.parallel.strategy)
+    copies = config.parallel.replicate
     if copies is not None and (data % copies or (strategy.two_levels and copies in (1, data))):
         inner = [n for n in divisors(data) if n not in (1, data)] if strategy.two_levels else divisors(data)
         yield ConfigError(
@@ -377,8 +385,10 @@ def _replication(config: Config, data: int) -> Iterator[ConfigError]:
 
 def _model(config: Config) -> Iterator[ConfigError]:
     """Check that the shape of the model can be divided; that of a pretrained model is known only after it is read."""
-    model, parallel = config.model, config.parallel
-    heads, layers = model.kv_heads or model.heads, model.layers
+    model = config.model
+    parallel = config.parallel
+    heads = model.kv_heads or model.heads
+    layers = model.layers
     if heads and heads % parallel.tensor:
         yield ConfigError(
             f"{heads} key-value heads cannot be shared evenly by {parallel.tensor} tensor-parallel workers",
@@ -434,7 +444,8 @@ def row_parts(config: Config) -> int:
 
 def _positions(config: Config) -> Iterator[ConfigError]:
     """Check that rows of all lengths can be cut into equal parts."""
-    parallel, parts = config.parallel, row_parts(config)
+    parallel = config.parallel
+    parts = row_parts(config)
     lengths = {"train.sequence_length": config.train.sequence_length}
     for number, stage in enumerate(config.data.mixture.stages):
         if stage.sequence_length:

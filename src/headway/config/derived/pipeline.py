@@ -92,7 +92,8 @@ def micro_batch_problem(
     parallel: ParallelConfig, batches: Batches, grid: LaneGrid, micro_batches: int
 ) -> ConfigError | None:
     """Return why the schedule cannot run so many micro-batches in each lane; None if it can."""
-    stages, schedule = parallel.pipeline, parallel.pipeline_schedule
+    stages = parallel.pipeline
+    schedule = parallel.pipeline_schedule
     if stages == 1 or schedule == "gpipe":
         return None
     if schedule == "1f1b" and micro_batches < stages:

@@ -59,7 +59,8 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[st
 
 def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
     """Return the dotted key as a person wrote it; pydantic adds the members of a union that it has tried."""
-    entry, key = tree, []
+    entry = tree
+    key = []
     for part in detail["loc"]:
         below = entry.child(part)
         if below is None:
@@ -72,7 +73,8 @@ def _key_of(tree: Entry, detail: Mapping[str, Any]) -> str:
 
 
 def _complaint(tree: Entry, key: str, details: list[Mapping[str, Any]], model: type[BaseModel]) -> ConfigError:
-    kind, context = details[0]["type"], details[0].get("ctx", {})
+    kind = details[0]["type"]
+    context = details[0].get("ctx", {})
     if kind == "extra_forbidden":
         return ConfigError(f"unknown key '{key}'", where=key, fix=suggestion(key, model))
     if kind == "conflict":

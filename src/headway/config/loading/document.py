@@ -117,7 +117,8 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str, name: str, lines: bool) -> None:
         super().__init__(text)
-        self._name, self._lines = name, lines
+        self._name = name
+        self._lines = lines
         self._nodes = self._values = 0
 
     def tree(self) -> Entry:

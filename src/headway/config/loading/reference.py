@@ -60,7 +60,8 @@ def json_schema() -> dict[str, Any]:
         described = schema if model is Config else schema["$defs"][model.__name__]
         for name, text in descriptions(model).items():
             described["properties"][name]["description"] = text
-    data, steps = schema["$defs"]["DataConfig"]["properties"], schema["$defs"]["DecontaminateStep"]["properties"]
+    data = schema["$defs"]["DataConfig"]["properties"]
+    steps = schema["$defs"]["DecontaminateStep"]["properties"]
     kinds = data["clean"]["items"]["discriminator"]["mapping"].items()
     whole = [name for name, place in kinds if not schema["$defs"][place.rpartition("/")[2]].get("required")]
     _accept_names(data["clean"], {"enum": whole})

@@ -9,9 +9,13 @@ from pydantic import Field, PositiveInt
 from headway.config.base import Section
 
 #: Letters of `model.layer_pattern` (Waleffe et al. 2024, section 2.2; as in Nemotron-H).
-MAMBA, ATTENTION, FEED_FORWARD = "M", "*", "-"
+MAMBA = "M"
+ATTENTION = "*"
+FEED_FORWARD = "-"
 #: Letters of `model.attention_pattern`.
-FULL, SLIDING, NO_ROTARY = "F", "S", "N"
+FULL = "F"
+SLIDING = "S"
+NO_ROTARY = "N"
 
 
 class RopeScaling(Section):

@@ -40,7 +40,8 @@ class LengthStep(Section):
         if all(getattr(self, name) is None for name in limits):
             raise conflict(f"give at least one of {', '.join(limits)}")
         for kind in ("characters", "words"):
-            low, high = getattr(self, f"min_{kind}"), getattr(self, f"max_{kind}")
+            low = getattr(self, f"min_{kind}")
+            high = getattr(self, f"max_{kind}")
             if low is not None and high is not None and low > high:
                 raise conflict(f"min_{kind} is above max_{kind}", f"min_{kind}", f"max_{kind}")
         return self

@@ -58,10 +58,14 @@ def reason_to_stop(wanted: EarlyStoppingConfig | None, evaluations: Iterable[Seq
     if wanted is None:
         return None
     sign = -1.0 if wanted.mode == "max" else 1.0
-    best, at, since = math.inf, 0, 0
+    best = math.inf
+    at = 0
+    since = 0
     for step, value in evaluations:
         if value is not None and sign * value < best - wanted.min_delta:
-            best, at, since = sign * value, step, 0
+            best = sign * value
+            at = step
+            since = 0
         else:
             since += 1
         if since >= wanted.patience:

@@ -288,7 +288,8 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
-        low, high = self.rayjob.min_machines, self.rayjob.max_machines
+        low = self.rayjob.min_machines
+        high = self.rayjob.max_machines
         if low is not None and high is not None and low > high:
             raise conflict("min_machines is more than max_machines", "rayjob.min_machines", "rayjob.max_machines")
         return self

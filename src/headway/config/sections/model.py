@@ -249,7 +249,8 @@ def _attention_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None
 
 
 def _pattern_problem(model: ModelConfig) -> tuple[str, tuple[str, ...]] | None:
-    pattern, mamba = model.layer_pattern, model.mamba
+    pattern = model.layer_pattern
+    mamba = model.mamba
     if pattern is None:
         return None if mamba is None else ("mamba has no effect without layer_pattern", ("mamba", "layer_pattern"))
     if len(pattern) != model.layers:

@@ -132,7 +132,8 @@ class TrainConfig(Section):
         Args:
             before: The batches of the first steps, and the step where they end; None if there are none.
         """
-        train, asked = self.model_copy(), self._asked
+        train = self.model_copy()
+        asked = self._asked
         train._before = before
         if not asked.is_known or (asked.steps, asked.made) != (self.steps, self.batch_ramp):
             return train  # given in steps, originally or since

@@ -135,10 +135,14 @@ class Heartbeat:
         self._page = _page_in_memory(path) or _page_on_disk(path)
         now = time.monotonic_ns()
         self._pid = os.getpid()  # kept, since a beat makes no system call
-        self._phase, self._step, self._first_step = Phase.START, 0, -1
+        self._phase = Phase.START
+        self._step = 0
+        self._first_step = -1
         self._phase_ns = self._mark_ns = now
         self._collectives = self._begun = self._finished = 0
-        self._waits, self._begun_name, self._finished_name = False, b"", b""
+        self._waits = False
+        self._begun_name = b""
+        self._finished_name = b""
         self._own_ns = self._data_ns = self._steps_ns = 0
         self._failed_saves = self._failed_saves_in_row = 0
         self._write(now)
@@ -148,7 +152,8 @@ class Heartbeat:
         now = time.monotonic_ns()
         self._count(now)
         if phase != self._phase:
-            self._phase, self._phase_ns = phase, now
+            self._phase = phase
+            self._phase_ns = now
         if step is not None:
             if self._first_step < 0:
                 self._first_step = step
@@ -177,7 +182,8 @@ class Heartbeat:
         self._mark_ns = now = time.monotonic_ns()
         self._waits = False
         if finished:
-            self._finished, self._finished_name = self._begun, self._begun_name
+            self._finished = self._begun
+            self._finished_name = self._begun_name
         self._write(now)
 
     @property
@@ -381,7 +387,9 @@ class exchanging:
     __slots__ = ("_everyone", "_name", "_observed")
 
     def __init__(self, name: str, everyone: bool = False, observed: bool = True) -> None:
-        self._name, self._everyone, self._observed = name, everyone, observed
+        self._name = name
+        self._everyone = everyone
+        self._observed = observed
 
     def __enter__(self) -> None:
         if _heartbeat is not None:

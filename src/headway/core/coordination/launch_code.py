@@ -24,7 +24,8 @@ _MOST_BYTES = 16
 @contextmanager
 def leaving_code() -> Iterator[None]:
     """Leave the exit code of the command in a block for the launcher, if it asks for that and this machine leads."""
-    path, found = os.environ.get(CODE_FILE), machine_number(os.environ)
+    path = os.environ.get(CODE_FILE)
+    found = machine_number(os.environ)
     leads = path is not None and found is not None and found[0] == "0"
     error: BaseException | None = None
     try:

@@ -4,11 +4,14 @@ A leaf that imports nothing: `core.startup.early_stop` reads it before anything 
 """
 
 #: The number of machines, or a range; the number of this one; and HOST:PORT of machine 0.
-MACHINES, NODE, LEAD = "HEADWAY_MACHINES", "HEADWAY_NODE", "HEADWAY_LEAD"
+MACHINES = "HEADWAY_MACHINES"
+NODE = "HEADWAY_NODE"
+LEAD = "HEADWAY_LEAD"
 #: The address of this machine at which it listens when it leads, so that it need not know its own name.
 LISTEN = "HEADWAY_LISTEN"
 #: What the machines of a run share, by which they recognise each other; or a file with it.
-SECRET, SECRET_FILE = "HEADWAY_SECRET", "HEADWAY_SECRET_FILE"
+SECRET = "HEADWAY_SECRET"
+SECRET_FILE = "HEADWAY_SECRET_FILE"
 #: A file on a disk that all machines share, in which the lead leaves the exit code of the run for its launcher.
 CODE_FILE = "HEADWAY_CODE_FILE"
 #: A name for the machines that a launcher has started together, none of which it starts again alone. Their secret is

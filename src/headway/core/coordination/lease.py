@@ -15,7 +15,8 @@ from headway.core.files.foreign import SETTINGS_BYTES, as_number, open_regular, 
 OWNER_FILE = ".owner"
 #: The owner's record is padded to this size, so that one write replaces a whole record, and a reader never sees parts
 #: of two. Behind it lies the lease, of `_LEASE_BYTES`.
-RECORD_BYTES, _LEASE_BYTES = 512, 128
+RECORD_BYTES = 512
+_LEASE_BYTES = 128
 #: How long a lease lasts. Its owner may be busy for a while, and clocks of machines differ by seconds.
 _LASTS_SECONDS = 60.0
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from headway.core.errors import BudgetReached, Cancelled, Preempted
 
-FINISHED, PREEMPTED, FAILED = "finished", "preempted", "failed"
+FINISHED = "finished"
+PREEMPTED = "preempted"
+FAILED = "failed"
 #: The run was saved and stopped to stay within its budget.
 BUDGET_REACHED = "budget reached"
 #: Stopped on purpose; no scheduler starts it again by itself.
@@ -21,7 +23,8 @@ _BY_CODE = {
     Cancelled.exit_code: CANCELLED,
 }
 #: Exit codes of a process that has saved its state, and the outcomes that its attempt may record for them.
-SAVED_CODES, SAVED_OUTCOMES = tuple(_BY_CODE), tuple(_BY_CODE.values())
+SAVED_CODES = tuple(_BY_CODE)
+SAVED_OUTCOMES = tuple(_BY_CODE.values())
 
 
 def outcome_of(exit_code: int, what: str) -> str:

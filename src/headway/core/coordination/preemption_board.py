@@ -74,8 +74,10 @@ class Board:
     """
 
     def __init__(self, attempt: Path, every_seconds: float = 1.0) -> None:
-        self._path, self._every = attempt / BOARD_FILE, every_seconds
-        self._next_look, self._read = 0.0, 0
+        self._path = attempt / BOARD_FILE
+        self._every = every_seconds
+        self._next_look = 0.0
+        self._read = 0
         self._found: list[Notice] = []
 
     def notices(self, now: bool = False) -> Sequence[Notice]:

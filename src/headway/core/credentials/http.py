@@ -23,7 +23,8 @@ class _SameServer(urllib.request.HTTPRedirectHandler):
 
 def _is_same_server(url: str, other: str) -> bool:
     """Return whether another URL has the host and port of the first, or leads from HTTP to HTTPS at their own ports."""
-    old, new = urlsplit(url), urlsplit(other)
+    old = urlsplit(url)
+    new = urlsplit(other)
     if new.hostname != old.hostname or new.scheme not in (old.scheme, "https"):
         return False
     ports = tuple(one.port or _PORTS.get(one.scheme) for one in (old, new))

@@ -27,7 +27,8 @@ def key_text(variable: str) -> str | None:
     Raises:
         ConfigError: the file cannot be read or others may access it, or the key is empty.
     """
-    text, where = os.environ.get(variable), variable
+    text = os.environ.get(variable)
+    where = variable
     path = os.environ.get(f"{variable}_FILE")
     if text is None and path is not None:
         where = f"{variable}_FILE={path}"

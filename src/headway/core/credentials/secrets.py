@@ -335,7 +335,8 @@ def _userinfo(text: str) -> str:
 
 def _query(text: str) -> str:
     def hide(match: re.Match[str]) -> str:
-        name, value = match[2], match[3]
+        name = match[2]
+        value = match[3]
         secret = _names_credential(name)
         if "".join(_words(name)) in _SIGNED_QUERIES:
             secret = len(value) >= 8
@@ -363,7 +364,8 @@ def _header(text: str) -> str:
         return match[0] if harmless else f"{match[1]}{HIDDEN}"
 
     def hide_scheme(match: re.Match[str]) -> str:
-        scheme, value = match[1].lower(), match[3]
+        scheme = match[1].lower()
+        value = match[3]
         if scheme == "bearer":
             hides = len(value) >= 20 or bool(re.search(r"\d|[A-Z].*[A-Z]", value))
         elif scheme == "basic":

@@ -16,7 +16,8 @@ from headway.core.credentials.secrets import redact_values
 from headway.core.files.foreign import open_regular
 
 # Linux: AT_FDCWD and RENAME_EXCHANGE.
-_HERE, _EXCHANGE = -100, 2
+_HERE = -100
+_EXCHANGE = 2
 # Linux: SYNC_FILE_RANGE_WRITE.
 _BEGIN_WRITING = 2
 #: Name that `atomic_write` gives a file until it is complete.
@@ -134,7 +135,8 @@ def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename in (None, str(temporary)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
 
 

@@ -266,7 +266,8 @@ def _count(text: bytes | str, *signs: str) -> int:
 
 def read_lines(file: IO[bytes], most: int = LINE_BYTES) -> Iterator[bytes]:
     """Yield the lines of a file from its position, without line ends; lines longer than `most` are skipped."""
-    rest, too_long = b"", False
+    rest = b""
+    too_long = False
     while block := file.read(_BLOCK_BYTES):
         may_be_too_long = len(rest) + len(block) > most
         lines = (rest + block).split(b"\n")
@@ -276,7 +277,8 @@ def read_lines(file: IO[bytes], most: int = LINE_BYTES) -> Iterator[bytes]:
             too_long = False
         yield from (line for line in lines if len(line) <= most) if may_be_too_long else lines
         if len(rest) > most or too_long:
-            rest, too_long = b"", True
+            rest = b""
+            too_long = True
             _pass_over_hole(file)
     if rest:
         yield rest

@@ -30,7 +30,8 @@ class TimeoutWriter:
         self._start()
 
     def _start(self) -> None:
-        self._pid, self._ended = os.getpid(), False
+        self._pid = os.getpid()
+        self._ended = False
         self._late: threading.Lock | None = None
         self._late_since = 0.0
         self._begun: threading.Lock | None = None
@@ -60,7 +61,8 @@ class TimeoutWriter:
             return not done.locked()
         if done.acquire(timeout=_SECONDS):
             return True
-        self._late, self._late_since = done, began
+        self._late = done
+        self._late_since = began
         return False
 
     @property

@@ -6,7 +6,9 @@ import ctypes
 import sys
 from contextlib import suppress
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
 
 
 def keep_freed_memory(*, of_all_sizes: bool) -> None:

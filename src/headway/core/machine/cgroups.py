@@ -62,7 +62,8 @@ def threads_left(machine: Machine) -> int | None:
     """Return how many more threads the processes of this group may start; None without a limit."""
     left = []
     for folder in (*_folders(machine, ""), *_folders(machine, "pids")):
-        most, now = machine.number(f"{folder}/pids.max"), machine.number(f"{folder}/pids.current")
+        most = machine.number(f"{folder}/pids.max")
+        now = machine.number(f"{folder}/pids.current")
         if most is not None and now is not None:
             left.append(max(0, most - now))
     return min(left, default=None)

@@ -32,10 +32,12 @@ def meminfo(machine: Machine) -> dict[str, int]:
 def host_memory(machine: Machine) -> HostMemory | None:
     """Return main memory within the limits of control groups; None where the system does not report it."""
     facts = meminfo(machine)
-    total, available = facts.get("MemTotal"), facts.get("MemAvailable")
+    total = facts.get("MemTotal")
+    available = facts.get("MemAvailable")
     if total is None:
         return None
-    limit, used = memory_limit(machine), memory_used_bytes(machine)
+    limit = memory_limit(machine)
+    used = memory_used_bytes(machine)
     if limit is None or limit.value >= total:
         return HostMemory(total, total, available, "/proc/meminfo")
     allowed = int(limit.value)

@@ -21,10 +21,12 @@ WaitMode = Literal["spin", "sleep"]
 
 #: Threads begin to sleep when this share of time is lost, and spin again below the second one. A share of 5 % is what
 #: spinning gains at most over sleeping for a few microseconds' work; beside one busy process a third is lost.
-_SLEEP_ABOVE, _SPIN_BELOW = 0.05, 0.02
+_SLEEP_ABOVE = 0.05
+_SPIN_BELOW = 0.02
 #: The share of the last 10 seconds in which some process waited for a processor, from which a start is cautious.
 _PRESSURE = 0.2
-_SAMPLES, _SAMPLE_SECONDS = 5, 0.002
+_SAMPLES = 5
+_SAMPLE_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def look_at_start(machine: Machine, threads: int, workers: int) -> Start:
         threads: Threads that will compute, over all workers here.
         workers: Workers here, which may all be looking.
     """
-    cores, found = read_cores(machine), list[int]()
+    cores = read_cores(machine)
+    found = list[int]()
     for sample in range(_SAMPLES):
         if sample:
             time.sleep(_SAMPLE_SECONDS)
@@ -125,7 +128,8 @@ class LoadMeter:
     """
 
     def __init__(self, machine: Machine, own: int | None = None) -> None:
-        self._machine, self._own = machine, own
+        self._machine = machine
+        self._own = own
         self._tick = os.sysconf("SC_CLK_TCK")
         self._allowed = frozenset(allowed_processors(machine) or range(read_cores(machine).allowed))
         self._threads = dict[str, tuple[float, float]]()
@@ -133,11 +137,16 @@ class LoadMeter:
 
     def read(self) -> Load:
         """Return the load since the last reading, or since this object was made."""
-        before, self._before = self._before, self._count()
-        now, seconds = self._before, max(1e-9, self._before.at - before.at)
-        ran, waited = _difference(before.ran, now.ran), _difference(before.waited, now.waited)
-        busy, stolen = _difference(before.busy, now.busy), _difference(before.stolen, now.stolen)
-        own, throttled = _difference(before.own, now.own), _difference(before.throttled, now.throttled)
+        before = self._before
+        self._before = self._count()
+        now = self._before
+        seconds = max(1e-9, self._before.at - before.at)
+        ran = _difference(before.ran, now.ran)
+        waited = _difference(before.waited, now.waited)
+        busy = _difference(before.busy, now.busy)
+        stolen = _difference(before.stolen, now.stolen)
+        own = _difference(before.own, now.own)
+        throttled = _difference(before.throttled, now.throttled)
         time_of_all = seconds * max(1, len(self._allowed))
         return Load(
             waited / (ran + waited) if ran is not None and waited is not None and ran + waited > 0 else None,
@@ -168,7 +177,9 @@ class LoadMeter:
 
     def _of_processors(self) -> tuple[float | None, float | None]:
         """Return how long the processors that this process may use were busy, and how long they were stolen."""
-        busy, stolen, found = 0.0, 0.0, False
+        busy = 0.0
+        stolen = 0.0
+        found = False
         lines = re.findall(r"^cpu(\d+) (.+)$", self._machine.text("/proc/stat") or "", re.MULTILINE)
         for number, fields in lines:
             if int(number) in self._allowed:
@@ -181,7 +192,8 @@ class LoadMeter:
 
     def _of_run(self) -> float:
         """Return how long the processes of the run have run, those that have ended included."""
-        seconds, parents = dict[int, float](), dict[int, int]()
+        seconds = dict[int, float]()
+        parents = dict[int, int]()
         for name in self._machine.names("/proc"):
             if name.isdigit():
                 fields = (self._machine.text(f"/proc/{name}/stat") or "").rpartition(")")[2].split()

@@ -73,7 +73,9 @@ class WaitSwitch:
         workers: int = 1,
         room: Callable[[], int | None] = lambda: threads_left(Machine()),
     ) -> None:
-        self._library, self._workers, self._room = library, workers, room
+        self._library = library
+        self._workers = workers
+        self._room = room
         # More threads than processors, with those that compute. A team counts the thread that has it, as they do.
         self._size = max(2, library.omp_get_num_procs() - threads + 2)
         self._end: threading.Event | None = None

@@ -66,7 +66,8 @@ _OF_THE_DISK = ("enospc", "edquot", "efbig", "erofs", "eio")
 #: Faults that the caller carries out, and the points whose caller does so. At other points they would have no effect.
 _ASKED = {"nan": ("gradient",), "spike": ("gradient",), "flip": ("replay.0", "replay", "weights")}
 
-FAULTS_VARIABLE, FAULTS_LOG_VARIABLE = "HEADWAY_FAULTS", "HEADWAY_FAULTS_LOG"
+FAULTS_VARIABLE = "HEADWAY_FAULTS"
+FAULTS_LOG_VARIABLE = "HEADWAY_FAULTS_LOG"
 #: How often the command of this worker has restarted its workers.
 RESTARTS_VARIABLE = "HEADWAY_RESTARTS"
 _SLOW_SECONDS = 0.1
@@ -109,7 +110,8 @@ def fault_point(point: str, step: int | None = None) -> str | None:
         return None
     name = point if step is None else f"{point}={step}"
     _passed[name] += 1
-    start, rank = int(os.environ.get(RESTARTS_VARIABLE, "0")) + 1, int(os.environ.get("RANK", "0"))
+    start = int(os.environ.get(RESTARTS_VARIABLE, "0")) + 1
+    rank = int(os.environ.get("RANK", "0"))
     for order in parse_orders(orders):
         action = order.action
         if order.start not in (None, start) or order.rank not in (None, rank):
@@ -174,7 +176,8 @@ def _check_requirements(order: str, action: str, place: str) -> None:
     """
     name, at_step, _ = place.partition("=")
     point = _OF_A_WORKER.sub("", name)
-    what, fix = f"there is no such fault: '{order}'", ""
+    what = f"there is no such fault: '{order}'"
+    fix = ""
     if point not in POINTS:
         near = difflib.get_close_matches(point, sorted(POINTS), n=1)
         what += f", since nothing passes a point '{point}'"

@@ -18,7 +18,10 @@ IDLE_SECONDS = 60.0
 #: Least number of looks that found no work.
 _LOOKS = 50
 
-STOPPED, TRACED, DEAD, UNINTERRUPTIBLE = "T", "t", "Z", "D"
+STOPPED = "T"
+TRACED = "t"
+DEAD = "Z"
+UNINTERRUPTIBLE = "D"
 _STATES = {
     "R": "runs",
     "S": "waits",

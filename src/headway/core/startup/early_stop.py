@@ -43,7 +43,8 @@ def answer_early_signals(words: list[str]) -> None:
 def take_early_signals() -> list[int]:
     """Return the signals that were noted, once."""
     global _came
-    came, _came = _came, []
+    came = _came
+    _came = []
     return came
 
 

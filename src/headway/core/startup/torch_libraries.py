@@ -51,7 +51,8 @@ def _load() -> None:
     # `import torch` meets the same errors again, and handles or reports them.
     with suppress(OSError, AttributeError):
         dlopen = ctypes.CDLL(None).dlopen
-        dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
+        dlopen.restype = ctypes.c_void_p
+        dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
         # As PyTorch does: first the library that the others link to, with global symbols.
         dlopen(os.fsencode(folder / "libtorch_global_deps.so"), os.RTLD_NOW | os.RTLD_GLOBAL)
         dlopen(os.fsencode(folder / "libtorch.so"), os.RTLD_NOW)

@@ -52,7 +52,8 @@ RECORD_BYTES = 64 * 1024
 #: Requests of one upload under way at a time.
 _AT_A_TIME = 4
 #: Pauses between the tries of a request, without jitter: the first, which doubles, and the longest.
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 30.0
 _JITTER = (0.7, 1.3)
 _S3 = ("s3", "s3a")
 _BLOCK_BYTES = 2**20
@@ -158,7 +159,9 @@ class Storage(ABC):
 
         The URLs of objects in a repository of the Hugging Face Hub name its present commit.
         """
-        files, url, path = self._files, self.url, self._root
+        files = self._files
+        url = self.url
+        path = self._root
         files.invalidate_cache()  # `fsspec` caches listings; this one must be current
         if self._scheme == "hf":
             path = self._with_retries(url, lambda: pin_commit(files, self._root))
@@ -188,7 +191,8 @@ class Storage(ABC):
 
     def stat(self, name: str = "") -> ObjectInfo | None:
         """Return the present size and version of an object; None if there is none."""
-        url, path = self.url_of(name), self._path(name)
+        url = self.url_of(name)
+        path = self._path(name)
 
         def ask() -> Mapping[str, Any] | None:
             if not is_pinned(url):
@@ -261,7 +265,8 @@ class Storage(ABC):
             end: End of that part; the end of the object if None.
             until: When patience ends; by default it begins anew with every request.
         """
-        url, path = self.url_of(name), self._path(name)
+        url = self.url_of(name)
+        path = self._path(name)
         wrong_size = partial(self._wrong_size, url, size)
         if not ranges:
             begin = partial(self._files.open, path, mode="rb", block_size=0)
@@ -282,7 +287,8 @@ class Storage(ABC):
             size: Its size.
             take: Called with each block.
         """
-        hashed, until = hashlib.sha256(), time.monotonic() + self.patience_seconds
+        hashed = hashlib.sha256()
+        until = time.monotonic() + self.patience_seconds
         with self.open(name, size, ranges=not self.web, until=until) as stream:
             while data := stream.read(_BLOCK_BYTES):
                 hashed.update(data)
@@ -342,7 +348,8 @@ class Storage(ABC):
             self._files.put_file(str(path), self._path(name), **parts)
 
         self._with_retries(self.url_of(name), send)
-        found, size = Storage.stat(self, name), path.stat().st_size
+        found = Storage.stat(self, name)
+        size = path.stat().st_size
         if found is None or found.bytes != size:
             there = "nothing" if found is None else f"{found.bytes:,} bytes"
             raise self.explain("incomplete", self.url_of(name), f"an upload of {size:,} bytes has left {there}")
@@ -412,7 +419,8 @@ class Storage(ABC):
             until: When patience ends, by the monotonic clock; `patience_seconds` from now if None.
         """
         until = time.monotonic() + self.patience_seconds if until is None else until
-        wait, tried = FIRST_WAIT_SECONDS, 0
+        wait = FIRST_WAIT_SECONDS
+        tried = 0
         while True:
             try:
                 self._check_mounted()

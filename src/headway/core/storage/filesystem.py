@@ -95,7 +95,8 @@ def _explained(url: str, purpose: str) -> Iterator[None]:
         scheme = str(scheme_of(url))
         package, extra = _PACKAGES.get(scheme, (f"fsspec's {scheme}", "remote"))
         if error.name == "fsspec":
-            package, extra = "fsspec", "remote"
+            package = "fsspec"
+            extra = "remote"
         raise missing_extra(package, extra, f"{purpose} {url}") from None
     except ValueError as error:
         raise ConfigError(

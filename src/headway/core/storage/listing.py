@@ -93,9 +93,11 @@ def pin_commit(files: Any, path: str) -> str:
 
 def highest(there: Callable[[int], bool]) -> int:
     """Return the highest existing number, if numbers exist from 1 on without gaps; 0 if there is none."""
-    low, high = 0, 1
+    low = 0
+    high = 1
     while there(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if there(middle) else (low, middle)

@@ -13,7 +13,8 @@ from headway.core.files.foreign import ForeignFileError, read_bytes
 from headway.core.storage.filesystem import WEB, status_of
 
 #: Bytes of one request of a `BlockReader`: the largest, and the first.
-_LARGEST, _SMALLEST = 8 * 2**20, 2**18
+_LARGEST = 8 * 2**20
+_SMALLEST = 2**18
 #: A file of at most this many bytes is fetched as a whole.
 _SMALL = 2**20
 _BLOCK_BYTES = 256 * 1024
@@ -114,7 +115,9 @@ class BlockReader(io.RawIOBase):
         part: tuple[int, int | None],
         cut_short: Callable[[int], Exception],
     ) -> None:
-        self._fetch, self._size, self._cut_short = fetch, size, cut_short
+        self._fetch = fetch
+        self._size = size
+        self._cut_short = cut_short
         self._wanted = (max(0, part[0] - 1), size if part[1] is None else part[1])
         self._position = 0
         self._first, self._block = 0, memoryview(b"")
@@ -151,9 +154,11 @@ class BlockReader(io.RawIOBase):
         position = self._position if self._size > _SMALL else 0
         straight_on = position == self._first + len(self._block)
         self._step = self._step if straight_on else _SMALLEST
-        ready, self._next = self._next, None
+        ready = self._next
+        self._next = None
         if ready and ready[0] == position:
-            data, end = ready[2].result(), ready[1]
+            data = ready[2].result()
+            end = ready[1]
         else:
             if ready:
                 ready[2].cancel()
@@ -201,7 +206,10 @@ class StreamReader(io.RawIOBase):
         retry: Callable[[Callable[[], bytes]], bytes],
         wrong_size: Callable[[int], Exception],
     ) -> None:
-        self._begin, self._size, self._retry, self._wrong_size = begin, size, retry, wrong_size
+        self._begin = begin
+        self._size = size
+        self._retry = retry
+        self._wrong_size = wrong_size
         self._stream: IO[bytes] | None = None
         self._position = 0
 
@@ -229,7 +237,8 @@ class StreamReader(io.RawIOBase):
             raise
 
     def _drop(self) -> None:
-        stream, self._stream = self._stream, None
+        stream = self._stream
+        self._stream = None
         if stream is not None:
             stream.close()
 

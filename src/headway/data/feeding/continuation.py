@@ -116,7 +116,11 @@ class Remainder:
         fresh: Sequence[tuple[int, int, int]],
         numbered: Callable[[NDArray[np.intp], NDArray[np.int64]], NDArray[np.int64]],
     ) -> None:
-        self.epoch, self._runs, self._map, self._fresh, self._numbered = epoch, runs, row_map, fresh, numbered
+        self.epoch = epoch
+        self._runs = runs
+        self._map = row_map
+        self._fresh = fresh
+        self._numbered = numbered
         sizes = [*(run.count * row_map.cut for run in runs), *(count for _, _, count in fresh)]
         self._starts = np.array([*accumulate(sizes, initial=0)], dtype=np.int64)
         self.count = int(self._starts[-1])
@@ -129,11 +133,13 @@ class Remainder:
             places = groups == group
             inside = items[places] - self._starts[group]
             if group < len(self._runs):
-                old, piece = inside // self._map.cut, inside % self._map.cut
+                old = inside // self._map.cut
+                piece = inside % self._map.cut
                 sources, rows = self._map(self._runs[group].locate(old), piece)
             else:
                 source, first, _ = self._fresh[group - len(self._runs)]
-                sources, rows = np.full(len(inside), source, dtype=np.intp), first + inside
+                sources = np.full(len(inside), source, dtype=np.intp)
+                rows = first + inside
             result[places] = self._numbered(sources, rows)
         return result
 
@@ -201,7 +207,8 @@ class Continuation:
 
     def order_of_all(self, plain: PlainPlan) -> tuple[RowOrder | None, int]:
         """Return the sequence of all rows of a plain plan, or None for the plan's own, and the position in it."""
-        total, before = sum(self._counts), self._before
+        total = sum(self._counts)
+        before = self._before
         if self._map is None:
             return None, (max(epoch for epoch, _, _, _ in self._sequences()) + 1) * total
         if isinstance(before, PlainPlan):
@@ -260,7 +267,8 @@ class Continuation:
                 return order_before, position
             if leftover.whole:
                 return None, leftover.epoch * count
-            epoch, runs = leftover.epoch, [leftover]
+            epoch = leftover.epoch
+            runs = [leftover]
         elif isinstance(self._before, PlainPlan) and name in self._before.sources:
             # All rows that the source had in this epoch are used: only added rows remain.
             epoch = self._before.position(self._step) // self._before.order.rows
@@ -293,7 +301,8 @@ class Continuation:
 
 
 def _leftover_of_all(plan: PlainPlan, step: int) -> Leftover:
-    position, rows = plan.position(step), plan.order.rows
+    position = plan.position(step)
+    rows = plan.order.rows
     used = position % rows
 
     def locate(items: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
@@ -317,7 +326,8 @@ def _leftovers_by_source(plan: PlainPlan, step: int) -> list[Leftover | None]:
     Raises:
         ConfigError: There are too many rows to keep in memory.
     """
-    position, rows = plan.position(step), plan.order.rows
+    position = plan.position(step)
+    rows = plan.order.rows
     used = position % rows
     if rows - used > _MAX_EXAMINED_ROWS:
         raise ConfigError(

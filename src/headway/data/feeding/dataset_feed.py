@@ -54,7 +54,9 @@ class Reader:
     """
 
     def __init__(self, dataset: Any, seed: int = 0, collate: Callable[[list[Any]], Any] | None = None) -> None:
-        self.dataset, self._seed, self._collate = dataset, seed, collate or default_collate
+        self.dataset = dataset
+        self._seed = seed
+        self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
 
     def __len__(self) -> int:
@@ -138,7 +140,9 @@ class DatasetFeed(PlannedFeed):
         patience_seconds: float = 150.0,
     ) -> None:
         super().__init__(plan, lanes, micro_batch)
-        self._reader, self._processes, self._patience = reader, processes, patience_seconds
+        self._reader = reader
+        self._processes = processes
+        self._patience = patience_seconds
 
     def batch(self, step: int, lane: int) -> Sequence[Any]:
         """Return the micro-batches of one lane of one step, as `collate` makes them."""
@@ -181,8 +185,10 @@ class DatasetEvaluationFeed:
     def __init__(
         self, reader: Reader, *, micro_batch: int, processes: int = 0, patience_seconds: float = 150.0
     ) -> None:
-        self._reader, self._micro_batch = reader, micro_batch
-        self._processes, self._patience = processes, patience_seconds
+        self._reader = reader
+        self._micro_batch = micro_batch
+        self._processes = processes
+        self._patience = patience_seconds
 
     def __len__(self) -> int:
         """Return the number of micro-batches in one evaluation."""

@@ -71,7 +71,8 @@ class DecodingProcesses:
     """
 
     def __init__(self, read: Read, count: int, patience_seconds: float) -> None:
-        self._read, self._patience = read, patience_seconds
+        self._read = read
+        self._patience = patience_seconds
         self._context = multiprocessing.get_context("fork")
         # In memory that all share, without locks: the row that each reads (-1: none), and since when.
         self._rows = self._context.RawArray("q", [-1] * count)
@@ -87,7 +88,9 @@ class DecodingProcesses:
         Raises:
             DataError: a sample cannot be read, or ends every process that reads it.
         """
-        waiting, turns, given = iter(jobs), cycle(range(len(self._processes))), deque[int]()
+        waiting = iter(jobs)
+        turns = cycle(range(len(self._processes)))
+        given = deque[int]()
         for job in islice(waiting, _AHEAD * len(self._processes)):
             given.append(self._give(next(turns), job))
         while given:
@@ -133,7 +136,8 @@ class DecodingProcesses:
         Raises:
             DataError: too many have ended over this job.
         """
-        row, number = self._rows[process.number], process.number
+        row = self._rows[process.number]
+        number = process.number
         over = "between two items" if row < 0 else f"over item {row} of the dataset"
         self._end(process)
         job = process.jobs[0]

@@ -64,7 +64,8 @@ class EvaluationFeed:
                 fix="raise data.validation, or lower parallel.context or parallel.tensor",
             )
         length = min(sequence_length, longest - 1)
-        self._length, self._micro_batch = length - length % parts, micro_batch
+        self._length = length - length % parts
+        self._micro_batch = micro_batch
         self._rows = SplitRows(store, split, self._length, packing=packing, document_mask=document_mask, only=only)
         self._starts = np.cumsum([0, *self._rows.counts(self._length)])
         self._total = int(self._starts[-1])
@@ -94,7 +95,8 @@ class EvaluationWithReplay:
     """
 
     def __init__(self, own: EvaluationFeed, replay: EvaluationFeed) -> None:
-        self._own, self._replay = own, replay
+        self._own = own
+        self._replay = replay
 
     @property
     def replay_from(self) -> int:

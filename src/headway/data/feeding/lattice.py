@@ -49,7 +49,8 @@ def counts_before(bounds: Sequence[int], step: int) -> list[int]:
     [0, step) is cut into aligned windows of 2^k steps, one for each bit of `step` that is set; the points of a window
     below a bound follow from their spacing.
     """
-    below, offset = [0] * len(bounds), 0
+    below = [0] * len(bounds)
+    offset = 0
     for bit in reversed(range(step.bit_length())):
         if step >> bit & 1:
             gap = FRACTION - bit
@@ -61,7 +62,8 @@ def counts_before(bounds: Sequence[int], step: int) -> list[int]:
 
 def counts_between(bounds: Sequence[int], first: int, last: int) -> list[int]:
     """Count the rows that steps `first` to `last` (exclusive) take from each source."""
-    ends, starts = counts_before(bounds, last), counts_before(bounds, first)
+    ends = counts_before(bounds, last)
+    starts = counts_before(bounds, first)
     return [end - start for end, start in zip(ends, starts, strict=True)]
 
 

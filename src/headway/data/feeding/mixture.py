@@ -60,7 +60,8 @@ class Segment:
 
     def counts(self, first: int, last: int) -> list[int]:
         """Count the rows of each source in those of steps `first` to `last` (exclusive) that are in this segment."""
-        first, last = max(first, self.first_step), min(last, self.last_step)
+        first = max(first, self.first_step)
+        last = min(last, self.last_step)
         return counts_between(self.bounds, first, last) if first < last else [0] * len(self.shares)
 
 
@@ -217,13 +218,15 @@ class _Planner:
     def plan(self) -> Mixture:
         mixture = self._mixture
         phase = self._phase(self._begin.phase, self._train.sequence_length)
-        weights, start = self._weights, 0
+        weights = self._weights
+        start = 0
         starts = [stage.first_step(self._steps, self._batches) for stage in mixture.stages]
         for stage, first in zip(mixture.stages, starts, strict=True):
             if first >= self._steps:
                 break
             self._append_weights(phase, start, first, weights)
-            before, start = weights, first
+            before = weights
+            start = first
             if stage.weights is not None:
                 weights = {self._stored.get(name, name): weight for name, weight in stage.weights.items()}
             length = stage.sequence_length or phase.sequence_length
@@ -313,7 +316,8 @@ class _Planner:
 
     def _last_rows(self, segment: Segment, left: Sequence[int | None]) -> Segment:
         """Return one step that takes all remaining rows of the sources that end in it, and the rest from others."""
-        rows, asked = segment.step_rows, segment.shares
+        rows = segment.step_rows
+        asked = segment.shares
         ending: dict[int, int] = {}
         while True:
             free = [share if number not in ending else Fraction(0) for number, share in enumerate(asked)]
@@ -371,7 +375,8 @@ def _overdrawn(segment: Segment, left: Sequence[int | None], step: int) -> dict[
 
 def _last_step_within(segment: Segment, left: Sequence[int | None]) -> int:
     """Find by bisection the last step up to which no source gives more than is left."""
-    low, high = segment.first_step, segment.last_step
+    low = segment.first_step
+    high = segment.last_step
     if all(rows is None for rows in left) or not _overdrawn(segment, left, high):
         return high
     while high - low > 1:

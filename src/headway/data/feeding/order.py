@@ -58,7 +58,8 @@ def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) ->
     """Pass `bits`-wide values through the network once."""
     low = bits // 2
     high = bits - low
-    left, right = values >> np.uint64(low), values & np.uint64((1 << low) - 1)
+    left = values >> np.uint64(low)
+    right = values & np.uint64((1 << low) - 1)
     for key in keys:
         left, right = right, left ^ (mix(right ^ key) >> np.uint64(64 - high))
         low, high = high, low
@@ -109,7 +110,9 @@ class RowOrder:
     """
 
     def __init__(self, rows: int, seed: int, *purpose: int | str, opening: Opening | None = None) -> None:
-        self.rows, self.seed, self._purpose = rows, seed, purpose
+        self.rows = rows
+        self.seed = seed
+        self._purpose = purpose
         self.opening = opening
         self._kept: tuple[int, int, NDArray[np.int64]] | None = None
 
@@ -130,7 +133,8 @@ class RowOrder:
                 length = len(parts[-1])
             else:
                 parts.append(self._permuted(epoch, np.arange(start, start + length, dtype=np.int64)))
-            position, count = position + length, count - length
+            position = position + length
+            count = count - length
         if not parts:
             return np.empty(0, dtype=np.int64)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -161,7 +161,8 @@ def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterato
         waiting.append(np.asarray(part, dtype=np.int64))
         # Join them only when that doubles the array, so that many small parts are not copied over and over.
         if sum(map(len, waiting)) > max(len(bounds), _BLOCK_DOCUMENTS):
-            bounds, waiting = _joined([bounds, *waiting]), []
+            bounds = _joined([bounds, *waiting])
+            waiting = []
             while (size := _block_size(bounds, capacity)) < len(bounds) - 1:
                 yield bounds[: size + 1]
                 bounds = bounds[size:]
@@ -204,18 +205,25 @@ def plan_block(
 
     number = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
     whole_starts = np.repeat(bounds[:-1], whole) + number * sequence_length
-    whole_documents, rest_documents = np.repeat(np.arange(len(sizes)), whole), np.flatnonzero(has_rest)
-    rest_starts, rest_sizes = (bounds[:-1] + whole * sequence_length)[has_rest], rest[has_rest]
+    whole_documents = np.repeat(np.arange(len(sizes)), whole)
+    rest_documents = np.flatnonzero(has_rest)
+    rest_starts = (bounds[:-1] + whole * sequence_length)[has_rest]
+    rest_sizes = rest[has_rest]
     pieces = len(whole_starts) + len(rest_starts)
     if has_target is not None:
         kept = has_target(whole_starts, np.full(len(whole_starts), capacity))
-        whole_starts, number, whole_documents = whole_starts[kept], number[kept], whole_documents[kept]
+        whole_starts = whole_starts[kept]
+        number = number[kept]
+        whole_documents = whole_documents[kept]
         kept = has_target(rest_starts, rest_sizes)
-        rest_starts, rest_sizes, rest_documents = rest_starts[kept], rest_sizes[kept], rest_documents[kept]
+        rest_starts = rest_starts[kept]
+        rest_sizes = rest_sizes[kept]
+        rest_documents = rest_documents[kept]
     if packing == "best_fit":
         row_of_rest, rest_rows = best_fit(rest_sizes, capacity)
     else:
-        row_of_rest, rest_rows = np.arange(len(rest_sizes)), len(rest_sizes)
+        row_of_rest = np.arange(len(rest_sizes))
+        rest_rows = len(rest_sizes)
 
     starts = np.concatenate([whole_starts, rest_starts])
     lengths = np.concatenate([np.full(len(whole_starts), capacity), rest_sizes])
@@ -290,7 +298,8 @@ def plan_trained_rows(
 def of_trained_rows(figures: PackingFigures, trained: PackingFigures, sequence_length: int) -> PackingFigures:
     """Return the figures of `concat` for the rows that `plan_trained_rows` leaves, all else as if there were all."""
     row_tokens = trained.rows * (sequence_length + 1)
-    judged, untrained = trained.judged, trained.untrained
+    judged = trained.judged
+    untrained = trained.untrained
     return replace(figures, rows=trained.rows, row_tokens=row_tokens, judged=judged, untrained=untrained)
 
 
@@ -310,9 +319,11 @@ def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, seque
     for part in parts:
         bounds = np.asarray(part, dtype=np.int64)
         # A document's targets belong to the inputs [first, last); row r has the inputs [r * T, r * T + T).
-        first, last = bounds[:-1], np.minimum(bounds[1:] - 1, rows * length)
+        first = bounds[:-1]
+        last = np.minimum(bounds[1:] - 1, rows * length)
         first, last = first[last > first], last[last > first]
-        first_row, last_row = first // length, (last - 1) // length
+        first_row = first // length
+        last_row = (last - 1) // length
         cut = last_row > first_row
         head = np.where(cut, (first_row + 1) * length, last) - first
         tail = (last - last_row * length)[cut]
@@ -343,7 +354,9 @@ def best_fit(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64]
     order = np.argsort(-sizes, kind="stable")
     runs, bins = _fill(np.bincount(sizes, minlength=capacity + 1), capacity)
     run = np.array(runs, dtype=np.int64).reshape(-1, 3)
-    first_bin, run_bins, per_bin = run[:, 0], run[:, 1], run[:, 2]
+    first_bin = run[:, 0]
+    run_bins = run[:, 1]
+    per_bin = run[:, 2]
     # Pieces of a run, in order of size, go to its bins: `per_bin` to the first, `per_bin` to the next, ...
     in_run = run_bins * per_bin
     place = np.arange(len(sizes)) - np.repeat(np.cumsum(in_run) - in_run, in_run)
@@ -375,7 +388,9 @@ def _fill(counts: NDArray[np.int64], capacity: int) -> tuple[list[tuple[int, int
                 room = size + (fitting & -fitting).bit_length() - 1
                 first, count = groups[room].pop()
             else:
-                room, first, count = capacity, bins, -(-left // (capacity // size))
+                room = capacity
+                first = bins
+                count = -(-left // (capacity // size))
                 bins += count
             each = min(room // size, left)
             used = min(count, left // each)

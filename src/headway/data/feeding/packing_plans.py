@@ -63,7 +63,8 @@ def open_plan(
     writable either, the plan stays in memory. A notice says so.
     """
     relative = _relative_folder(store, split, source, sequence_length, packing)
-    own, shared = store.path / PACKING, user_cache() / PACKING
+    own = store.path / PACKING
+    shared = user_cache() / PACKING
     for root in (own, shared):
         found = _read(root / relative)
         if found is not None:
@@ -285,7 +286,10 @@ def _remove_unused(root: Path) -> None:
 
 
 def _make_in_memory(job: _Job) -> tuple[Plan, PackingFigures]:
-    starts, lengths, rows, continued = [], [], [np.zeros(1, dtype=np.uint64)], []
+    starts = []
+    lengths = []
+    rows = [np.zeros(1, dtype=np.uint64)]
+    continued = []
     total = PackingFigures()
     for plan, figures in job.blocks():
         starts.append(plan.starts)

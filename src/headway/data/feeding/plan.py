@@ -150,7 +150,8 @@ class PlainPlan:
         self.sources, self._counts = tuple(sources), list(counts)
         self._starts = np.array([*accumulate(counts, initial=0)], dtype=np.int64)
         self.order = order or RowOrder(sum(counts), seed)
-        self._batches, self._length = batches, sequence_length
+        self._batches = batches
+        self._length = sequence_length
         self._start = start
 
     def position(self, step: int) -> int:
@@ -168,7 +169,8 @@ class PlainPlan:
 
     def picks(self, step: int, start: int, stop: int) -> Picks:
         """Return rows `start` to `stop` (exclusive) of a step."""
-        position, count = self.position(step) + start, stop - start
+        position = self.position(step) + start
+        count = stop - start
         sources, rows = self.located(self.order.at(position, count))
         epochs = np.arange(position, position + count, dtype=np.int64) // self.order.rows
         return Picks(sources, rows, epochs)
@@ -250,7 +252,8 @@ class MixedPlan:
     """
 
     def __init__(self, mixture: Mixture, seed: int, orders: Sequence[RowOrder | None] = ()) -> None:
-        self.mixture, self._seed = mixture, seed
+        self.mixture = mixture
+        self._seed = seed
         phase = mixture.segments[0].phase.number
         self._orders = {(phase, number): order for number, order in enumerate(orders) if order is not None}
         self._kept: tuple[int, int, Picks] | None = None
@@ -283,7 +286,8 @@ class MixedPlan:
 
     def epochs(self, step: int) -> list[float]:
         """Return the epochs of each source by the end of a step, since the row length last changed."""
-        before, more = self.mixture.used(step), self.counts(step, step + 1)
+        before = self.mixture.used(step)
+        more = self.counts(step, step + 1)
         rows = zip(before, more, self.epoch_rows(step), strict=True)
         return [(used + taken) / all_ if all_ else 0.0 for used, taken, all_ in rows]
 
@@ -302,7 +306,8 @@ class MixedPlan:
 
     def by_epoch(self, first: int, last: int) -> Iterator[EpochUse]:
         """Yield the use of each epoch of each source in some steps."""
-        used, counts = self.mixture.used(first), self.mixture.counts(first, last)
+        used = self.mixture.used(first)
+        counts = self.mixture.counts(first, last)
         for source, (position, more, rows) in enumerate(zip(used, counts, self.epoch_rows(first), strict=True)):
             if more:
                 for first_epoch, last_epoch, start, end in epochs_between(position, position + more, rows):
@@ -340,9 +345,11 @@ class MixedPlan:
         rows = segment.step_rows
         steps = max(1, _BLOCK // rows)
         aligned = step - step % steps
-        first, last = max(aligned, segment.first_step), min(aligned + steps, segment.last_step)
+        first = max(aligned, segment.first_step)
+        last = min(aligned + steps, segment.last_step)
         sources = sources_of(segment.bounds, first, last, rows, self._seed).ravel()
-        numbers, epochs = np.empty(len(sources), dtype=np.int64), np.empty(len(sources), dtype=np.int64)
+        numbers = np.empty(len(sources), dtype=np.int64)
+        epochs = np.empty(len(sources), dtype=np.int64)
         for source, used in enumerate(self.mixture.used(first)):
             places = np.flatnonzero(sources == source)
             if len(places):

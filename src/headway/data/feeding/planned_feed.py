@@ -26,7 +26,8 @@ class PlannedFeed:
 
     def __init__(self, plan: RowPlan, lanes: int, micro_batch: int, row_tokens: int = 1) -> None:
         self.plan = plan
-        self._lanes, self._micro_tokens = lanes, micro_batch * row_tokens
+        self._lanes = lanes
+        self._micro_tokens = micro_batch * row_tokens
 
     @property
     def rows(self) -> int:
@@ -66,7 +67,8 @@ class PlannedFeed:
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return the data metrics of a step: the share of each source in its rows, and the epochs of each source."""
-        plan, counts = self.plan, self.plan.counts(step, step + 1)
+        plan = self.plan
+        counts = self.plan.counts(step, step + 1)
         several = len(plan.sources) > 1
         shares = {f"data/share/{n}": c / sum(counts) for n, c in zip(plan.sources, counts, strict=True) if several}
         epochs = zip(plan.sources, plan.epochs(step), strict=True)

@@ -54,7 +54,8 @@ class Prefetcher:
         pin_memory: bool | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.wait_seconds, self._stopped = 0.0, stopped
+        self.wait_seconds = 0.0
+        self._stopped = stopped
         self._feed, self._lanes, self._last_step, self._depth = feed, list(lanes), last_step, max(1, depth)
         self._pin = torch.cuda.is_initialized() if pin_memory is None else pin_memory
         # A new thread begins on device 0; pinning from there would take memory of another worker's GPU.

@@ -107,7 +107,8 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         first, last = feed.plan.borders(step, steps)
     if isinstance(plan, MixedPlan):
         segment = plan.mixture.segment_at(step)
-        first, last = max(first, segment.first_step), min(last, segment.last_step)
+        first = max(first, segment.first_step)
+        last = min(last, segment.last_step)
     feed.warn_of_short_sources()
     reader = _RowReader(config.data.packing, store, feed, step)
     left_out = [SourceView(name, asked=0.0, step=0.0, so_far=0.0, epochs=0.0) for name in feed.too_short]
@@ -131,8 +132,12 @@ def _plan_at(plan: RowPlan, step: int) -> RowPlan:
 
 
 def _sources(plan: RowPlan, step: int) -> list[SourceView]:
-    in_step, epochs, rows = plan.counts(step, step + 1), plan.epochs(step), plan.epoch_rows(step)
-    asked, so_far, here = [count / sum(rows) for count in rows], None, _plan_at(plan, step)
+    in_step = plan.counts(step, step + 1)
+    epochs = plan.epochs(step)
+    rows = plan.epoch_rows(step)
+    asked = [count / sum(rows) for count in rows]
+    so_far = None
+    here = _plan_at(plan, step)
     if isinstance(here, MixedPlan):
         shares = dict(zip(here.sources, here.mixture.segment_at(step).shares, strict=True))
         asked = [float(shares.get(name, 0)) for name in plan.sources]
@@ -153,7 +158,9 @@ def _sources(plan: RowPlan, step: int) -> list[SourceView]:
 
 class _RowReader:
     def __init__(self, packing: str, store: TokenStore, feed: TokenFeed, step: int) -> None:
-        self._feed, self._step, self._end_of_text = feed, step, store.end_of_text_id
+        self._feed = feed
+        self._step = step
+        self._end_of_text = store.end_of_text_id
         segment = feed.plan.segments[feed.plan.number_at(step)] if isinstance(feed.plan, SegmentedPlan) else None
         # Each of several parts of a source is cut into rows separately, so a row's number does not give its place.
         self._packed = (packing if segment is None else segment.packing) != "concat"
@@ -170,15 +177,18 @@ class _RowReader:
         return views
 
     def _micro_batch(self, lane: int, number: int, picks: Picks) -> list[RowView]:
-        block, length = self._feed.read(self._step, picks), self._feed.plan.sequence_length(self._step)
+        block = self._feed.read(self._step, picks)
+        length = self._feed.plan.sequence_length(self._step)
         views = []
         for row, tokens in enumerate(block.tokens[:, :-1]):
             documents = None if block.documents is None else block.documents[row, :-1]
             trained = None if block.trained is None else block.trained[row, :-1]
             if documents is None:
-                text, ends = tokens, np.flatnonzero(tokens == self._end_of_text) + 1
+                text = tokens
+                ends = np.flatnonzero(tokens == self._end_of_text) + 1
             else:
-                text, ends = tokens[documents >= 0], np.flatnonzero(np.diff(documents[documents >= 0])) + 1
+                text = tokens[documents >= 0]
+                ends = np.flatnonzero(np.diff(documents[documents >= 0])) + 1
             parts = [part for part in np.split(np.arange(len(text)), ends) if len(part)]
             source_row = int(picks.rows[row])
             views.append(

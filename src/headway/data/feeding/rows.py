@@ -63,7 +63,8 @@ def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) 
     """
     if len(blocks) == 1 and np.array_equal(places[0], np.arange(len(blocks[0]))):
         return blocks[0]
-    first, count = blocks[0], sum(map(len, blocks))
+    first = blocks[0]
+    count = sum(map(len, blocks))
     tokens = np.empty((count, first.tokens.shape[1]), dtype=np.int64)
     documents = None if first.documents is None else np.empty(tokens.shape, dtype=np.int32)
     continued = None if first.continued is None else np.empty(tokens.shape, dtype=np.bool_)
@@ -126,8 +127,11 @@ class ConcatRows:
     """Documents one after another, cut at row ends: row `r` is tokens [r * T, r * T + T + 1) of the source."""
 
     def __init__(self, store: TokenStore, split: str, source: str, sequence_length: int, *, masked: bool) -> None:
-        self._store, self._split, self._source = store, split, source
-        self._length, self._masked = sequence_length, masked
+        self._store = store
+        self._split = split
+        self._source = source
+        self._length = sequence_length
+        self._masked = masked
         self._has_mask = store.has_mask(split, source)
         self._numbers: NDArray[np.int64] | None = None  # of the rows with a target, where others are left out
         self._trained_figures: PackingFigures | None = None
@@ -192,8 +196,11 @@ class PackedRows:
     def __init__(
         self, store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing, *, masked: bool
     ) -> None:
-        self._store, self._split, self._source = store, split, source
-        self._length, self._masked = sequence_length, masked
+        self._store = store
+        self._split = split
+        self._source = source
+        self._length = sequence_length
+        self._masked = masked
         self._has_mask = store.has_mask(split, source)
         self._plan, self._figures = open_plan(store, split, source, sequence_length, packing)
         self.count = self._figures.rows
@@ -208,13 +215,15 @@ class PackedRows:
         documents = np.full(tokens.shape, -1, dtype=np.int32)
         continued = np.zeros(tokens.shape, dtype=np.bool_)
         trained = np.ones(tokens.shape, dtype=np.bool_) if self._has_mask else None
-        low, high = self._plan.rows[rows].tolist(), self._plan.rows[rows + 1].tolist()
+        low = self._plan.rows[rows].tolist()
+        high = self._plan.rows[rows + 1].tolist()
         if not self._store.at_hand:
             pieces = [self._plan.starts[first:last] for first, last in zip(low, high, strict=True)]
             # A piece belongs to one document, and a document lies in one shard: its first token finds the shard.
             self._store.want(self._split, self._source, np.concatenate(pieces).astype(np.int64), 1)
         for place, (first, last) in enumerate(zip(low, high, strict=True)):
-            starts, lengths = self._plan.starts[first:last].tolist(), self._plan.lengths[first:last].tolist()
+            starts = self._plan.starts[first:last].tolist()
+            lengths = self._plan.lengths[first:last].tolist()
             continues = self._plan.continued[first:last].tolist()
             end = 0
             for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
@@ -287,7 +296,8 @@ def micro_batch_of(block: RowBlock) -> MicroBatch:
         targets[torch.from_numpy(~block.trained[:, 1:])] = IGNORE_TARGET
     if block.documents is None:
         return {"ids": ids, "targets": targets}
-    now, after = block.documents[:, :-1], block.documents[:, 1:]
+    now = block.documents[:, :-1]
+    after = block.documents[:, 1:]
     ignored = (after < 0) | (after != now) if block.masked else after < 0
     if block.continued is not None:
         ignored |= block.continued[:, 1:]

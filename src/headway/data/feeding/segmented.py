@@ -129,7 +129,8 @@ class SegmentedPlan:
     def begun(self, step: int) -> int:
         """Return the step at which the epoch count of `step` began."""
         number = self.number_at(step)
-        begun, row_map = self.plans[number].begun(step), self.row_maps[number]
+        begun = self.plans[number].begun(step)
+        row_map = self.row_maps[number]
         carries = row_map is not None and row_map.cut == 1
         return self.begun(begun - 1) if carries and begun == self.firsts[number] else begun
 
@@ -142,7 +143,8 @@ class SegmentedPlan:
     def border(self, first: int) -> Border:
         """Return how epochs continue at the first step of a segment other than the first."""
         number = self.firsts.index(first)
-        earlier, later = self._numbers[number - 1].tolist(), self._numbers[number].tolist()
+        earlier = self._numbers[number - 1].tolist()
+        later = self._numbers[number].tolist()
         ends = _positions(self.plans[number - 1], first - 1, after=True)
         begins = _positions(self.plans[number], first, after=False)
         return Border(
@@ -174,7 +176,8 @@ class SegmentedPlan:
         """Cut steps at the borders of segments; yield segment number, first step, and the step after the last."""
         for number, start in enumerate(self.firsts):
             end = self.firsts[number + 1] if number + 1 < len(self.firsts) else last
-            begin, end = max(first, start), min(last, end)
+            begin = max(first, start)
+            end = min(last, end)
             if begin < end:
                 yield number, begin, end
 

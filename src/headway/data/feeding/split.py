@@ -76,7 +76,9 @@ class SplitRows:
         only: Collection[str] | None = None,
     ) -> None:
         parts: Sequence[TokenStore] = store if isinstance(store, list) else [store]
-        self.where, self.packing, self.document_mask = str(parts[-1].path), packing, document_mask
+        self.where = str(parts[-1].path)
+        self.packing = packing
+        self.document_mask = document_mask
         found = dict.fromkeys(name for part in parts for name in part.sources(split))
         names = [name for name in found if only is None or name in only]
 

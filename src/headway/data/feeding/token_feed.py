@@ -94,7 +94,8 @@ class TokenFeed(PlannedFeed):
 
     def read(self, step: int, picks: Picks) -> RowBlock:
         """Read some rows of a step."""
-        plan, length = self.plan, self.plan.sequence_length(step)
+        plan = self.plan
+        length = self.plan.sequence_length(step)
         if not isinstance(plan, SegmentedPlan):
             return self._rows.read(length, picks.sources, picks.rows)
         return self._rows_of(plan.number_at(step)).read(length, plan.own_sources(step, picks.sources), picks.rows)
@@ -111,8 +112,10 @@ class TokenFeed(PlannedFeed):
 
 def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, Any]:
     """Return the description that `TokenFeed.describe` gives."""
-    packing, document_mask = rows.packing, rows.document_mask
+    packing = rows.packing
+    document_mask = rows.document_mask
     if isinstance(plan, SegmentedPlan):
         segment = plan.segments[plan.number_at(max(0, last_step - 1))]
-        packing, document_mask = segment.packing, segment.document_mask
+        packing = segment.packing
+        document_mask = segment.document_mask
     return {**plan.describe(last_step), "packing": packing, "document_mask": document_mask}

@@ -91,7 +91,8 @@ def _without(step: dict[str, Any]) -> dict[str, Any] | None:
     if step.get("type") != _TEMPLATE:
         return step
     names = _leading(step["single"])
-    single, pair = step["single"][len(names) :], list(step["pair"])
+    single = step["single"][len(names) :]
+    pair = list(step["pair"])
     for start in reversed(range(len(pair))):  # before each of two texts
         if _leading(pair[start:])[: len(names)] == names and "Sequence" in (pair[start + len(names) :] or [{}])[0]:
             del pair[start : start + len(names)]

@@ -59,7 +59,9 @@ class ChatEncoder:
         special_tokens_in_text: bool = False,
         dated: bool = False,
     ) -> None:
-        self._tokenizer, self._where, self._special_in_text = tokenizer, where, special_tokens_in_text
+        self._tokenizer = tokenizer
+        self._where = where
+        self._special_in_text = special_tokens_in_text
         self._library = _open(folder, where)
         self._dated = dated
 
@@ -89,7 +91,8 @@ class ChatEncoder:
         for text in texts:
             some, mask, is_open = self._encode(json.loads(text), text)
             if some[-1] != self._tokenizer.end_of_text_id:
-                some, mask = [*some, self._tokenizer.end_of_text_id], [*mask, is_open]
+                some = [*some, self._tokenizer.end_of_text_id]
+                mask = [*mask, is_open]
             ids += some
             trained += mask
             lengths.append(len(some))
@@ -146,7 +149,8 @@ class ChatEncoder:
 
     def _encode(self, conversation: dict[str, Any], text: str) -> tuple[list[int], list[bool], bool]:
         """Return the ids of a conversation, whether each is trained, and whether the end-of-text token ends a turn."""
-        messages, tools = conversation["messages"], conversation.get("tools")
+        messages = conversation["messages"]
+        tools = conversation.get("tools")
         self._check_fields(messages, tools)
         with self._explained():
             template = self._library.get_chat_template(None, tools)
@@ -154,13 +158,15 @@ class ChatEncoder:
             self._check_calls_are_written(messages, render)
             if _MARKS.search(template):
                 found = render(messages, return_dict=True, return_assistant_tokens_mask=True, tokenize=True)
-                ids, mask = found["input_ids"], [bool(bit) for bit in found["assistant_masks"]]
+                ids = found["input_ids"]
+                mask = [bool(bit) for bit in found["assistant_masks"]]
                 is_open = self._is_open(messages, ids, mask)
             else:
                 whole, spans = self._spans(messages, text, render)
                 spans, is_open = self._with_stops(messages, whole, spans)
                 found = self._library(whole, add_special_tokens=False, return_offsets_mapping=True)
-                ids, mask = found["input_ids"], _overlapping(found["offset_mapping"], spans)
+                ids = found["input_ids"]
+                mask = _overlapping(found["offset_mapping"], spans)
         if not any(mask):
             raise self._unusable("no token of it is what the assistant says, so nothing of it would be trained")
         if max(ids) >= self._tokenizer.vocab_size:
@@ -172,7 +178,8 @@ class ChatEncoder:
         calling = [number for number in _turns(messages) if messages[number].get("tool_calls")]
         whole = render(messages) if calling else ""
         for number in calling:
-            calls, message = messages[number]["tool_calls"], messages[number]
+            calls = messages[number]["tool_calls"]
+            message = messages[number]
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             fewer = {"tool_calls": rest}
             if isinstance(calls, list) and len(calls) > 1:
@@ -199,7 +206,8 @@ class ChatEncoder:
         def rendered(count: int, prompt: bool = False, mark: str | None = None) -> str:
             return str(render(messages[:count], mark, add_generation_prompt=prompt))
 
-        whole, spans = rendered(len(messages)), []
+        whole = rendered(len(messages))
+        spans = []
         turns = _turns(messages)
         for number in turns:
             before = _prefix(rendered, number)
@@ -223,7 +231,8 @@ class ChatEncoder:
         shared = known[0] if known else _prompt(rendered, len(messages), mark)
         spans = []
         for turn in turns:
-            found, begins_at = written.get(turn, []), None
+            found = written.get(turn, [])
+            begins_at = None
             if not found_all or len(found) != 1:
                 raise self._unusable(_not_found(turn))
             start, end = found[0]
@@ -245,7 +254,9 @@ class ChatEncoder:
         Returns:
             The spans, and whether the last turn still lacks that token, since nothing follows it.
         """
-        special, ended, is_open = self._special_names, list[tuple[int, int]](), False
+        special = self._special_names
+        ended = list[tuple[int, int]]()
+        is_open = False
         for turn, (start, end) in zip(_turns(messages), spans, strict=True):
             said = whole[start:end].rstrip()
             if messages[turn]["content"].strip() and not self._plain(said).strip():
@@ -397,7 +408,10 @@ class _Renderer:
     """
 
     def __init__(self, library: Any, options: dict[str, Any], characters: int, dated: bool = False) -> None:
-        self._library, self._options, self._characters, self._dated = library, options, characters, dated
+        self._library = library
+        self._options = options
+        self._characters = characters
+        self._dated = dated
 
     def __call__(self, messages: list[dict[str, Any]], mark: str | None = None, **options: Any) -> Any:
         """Render messages, as text if the options do not say otherwise.
@@ -472,7 +486,8 @@ def _common_length(one: str, other: str) -> int:
 
 def _overlapping(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[bool]:
     """Return for each token whether it overlaps a span; both are in order."""
-    mask, place = [], 0
+    mask = []
+    place = 0
     for start, end in offsets:
         while place < len(spans) and start >= spans[place][1]:
             place += 1

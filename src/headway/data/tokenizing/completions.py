@@ -55,7 +55,8 @@ class CompletionEncoder:
         for length, prompt_length in zip(lengths.tolist(), prompt_lengths.tolist(), strict=True):
             document = ids[start : start + length]
             prompt = prompts[prompt_start : prompt_start + prompt_length]
-            start, prompt_start = start + length, prompt_start + prompt_length
+            start = start + length
+            prompt_start = prompt_start + prompt_length
             first = len(self._begin) + _common(document, prompt)
             whole = np.concatenate([self._begin, document, [self._end]]).astype(ids.dtype)
             parts.append(whole)

@@ -57,7 +57,8 @@ class _Reference:
     name = REFERENCE
 
     def __init__(self, tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
-        self._tokenizer, self._special = tokenizer, special_tokens_in_text
+        self._tokenizer = tokenizer
+        self._special = special_tokens_in_text
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         arrays = self._tokenizer.encode_arrays(texts, special_tokens_in_text=self._special)
@@ -70,7 +71,9 @@ class _Fast:
     name: str
 
     def __init__(self, tokenizer: Tokenizer, special_tokens_in_text: bool) -> None:
-        self._dtype, self._tokenizer, self._special = tokenizer.dtype, tokenizer, special_tokens_in_text
+        self._dtype = tokenizer.dtype
+        self._tokenizer = tokenizer
+        self._special = special_tokens_in_text
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         batch = texts if isinstance(texts, list) else list(texts)
@@ -158,7 +161,8 @@ def _grouped(parts: Iterable[tuple[int, str]], size: int) -> Iterator[list[tuple
         characters += len(part)
         if characters >= size:
             yield group
-            group, characters = [], 0
+            group = []
+            characters = 0
     if group:
         yield group
 
@@ -293,7 +297,8 @@ def _fall_back(
     Raises:
         DataError: Another encoder is wanted, or ordinary text becomes a special token.
     """
-    reference, usable = _Reference(tokenizer, special_tokens_in_text), []
+    reference = _Reference(tokenizer, special_tokens_in_text)
+    usable = []
     for text in texts:
         with suppress(UnencodableTextError):
             usable.append((text, *reference.encode([text])))

@@ -39,7 +39,8 @@ class _Loading(threading.Thread):
         try:
             content = self._content_of()
             spec = short_form(content)
-            self._spec, self._content = spec, content
+            self._spec = spec
+            self._content = content
             self._is_parsed.set()
             import fastokens
 
@@ -57,7 +58,8 @@ class _Loading(threading.Thread):
     def parsed(self, content: bytes) -> Any:
         """Hand out the parsed JSON once; return None if it is not that of `content`."""
         self._is_parsed.wait()
-        spec, self._spec = self._spec, None
+        spec = self._spec
+        self._spec = None
         return spec if self._content == content else None
 
     def loaded(self, content: bytes) -> Any:
@@ -122,7 +124,8 @@ def _named(config: Path, overrides: Sequence[str]) -> tuple[Path | None, str]:
         if b"&" in content or any(text.startswith("data.tokenizer") for text in overrides):
             return None, "auto"
         named = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["data"]["tokenizer"]
-        path, encoder = named["path"], named.get("encoder", "auto")
+        path = named["path"]
+        encoder = named.get("encoder", "auto")
     except Exception:  # the validation of the config reports any error
         return None, "auto"
     return Path(path) if isinstance(path, str) else None, encoder
@@ -139,5 +142,6 @@ def take_parsed(content: bytes) -> Any:
 def take_loaded(content: bytes) -> Any:
     """Take the `fastokens` tokenizer of a `tokenizer.json`, if it was preloaded; it is handed out once."""
     global _loading
-    begun, _loading = _loading, None
+    begun = _loading
+    _loading = None
     return None if begun is None else begun.loaded(content)

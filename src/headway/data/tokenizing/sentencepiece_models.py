@@ -170,7 +170,8 @@ def _bpe(model: _Model) -> dict[str, Any]:
     merges: list[tuple[float, int, int, int, str, str]] = []
     for text, score in usable.items():
         for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
+            left = text[:cut]
+            right = text[cut:]
             if left in usable and right in usable:
                 merges.append((-score, ids[text], ids[left], ids[right], left, right))
     merges.sort()
@@ -257,7 +258,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
-        number, wire = key >> 3, key & 7
+        number = key >> 3
+        wire = key & 7
         if wire == 0:
             value, place = _varint(data, place)
             yield number, value
@@ -279,7 +281,8 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
     while True:
         byte = data[place]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        place = place + 1
+        shift = shift + 7
         if byte < 128:
             return value, place
         if shift > 63:

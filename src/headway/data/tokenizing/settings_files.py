@@ -17,7 +17,9 @@ from headway.core.errors import DataError
 from headway.core.files.foreign import read_json_object
 from headway.data.tokenizing.spec import added_tokens, vocabulary
 
-CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+CONFIG = "tokenizer_config.json"
+MAP = "special_tokens_map.json"
+ADDED = "added_tokens.json"
 DECODER = "added_tokens_decoder"
 #: Whether the begin-of-text token precedes a text, for tokenizers without a template.
 BEGINS = "add_bos_token"
@@ -101,7 +103,8 @@ class TokenizerSettings:
         """
         if not self.added and not any(map(self.listed, LISTS)):
             return False
-        ids, listed = vocabulary(spec), {token["content"]: token for token in added_tokens(spec)}
+        ids = vocabulary(spec)
+        listed = {token["content"]: token for token in added_tokens(spec)}
         lacked = dict(self._lacked(ids, listed))
         unknown = [(key, text) for key in LISTS for text in self.listed(key) if text not in ids and text not in lacked]
         for key, text in unknown:
@@ -113,9 +116,11 @@ class TokenizerSettings:
 
     def _lacked(self, ids: dict[str, int], listed: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the entries of `added_tokens` that are missing or have other flags."""
-        named, following = self.named(), max(ids.values(), default=-1) + 1
+        named = self.named()
+        following = max(ids.values(), default=-1) + 1
         for number, token in sorted(self.added.items()):
-            text, has = token.content, ids.get(token.content)
+            text = token.content
+            has = ids.get(token.content)
             if (following if has is None else has) != number:
                 other = f"has the id {has:,}" if has is not None else f"would get the id {following:,}"
                 raise self._error(f"{text!r} {other}, but the file says {number:,}", token.file, _AGREE)

@@ -155,7 +155,8 @@ def special_in_text(spec: dict[str, Any], end: str, named: Iterable[str] = ()) -
 def _find_in_words(ways: SpecialInText, spec: dict[str, Any], end: str, known: set[str]) -> None:
     """Find the ways of a model with a table of words; `known` are the tokens that the first versions handled."""
     model = spec["model"]
-    vocab, unknown = model["vocab"], model.get("unk_token")
+    vocab = model["vocab"]
+    unknown = model.get("unk_token")
     found = {token for token in ways.special if token in vocab and token != unknown}
     kept = ways.byte_names | ({unknown} & vocab.keys())
     if _splits_marks(spec.get("pre_tokenizer") or {}):
@@ -275,7 +276,8 @@ def _splits_spaces(spec: dict[str, Any]) -> bool:
 
 def _kinds(spec: dict[str, Any]) -> set[str]:
     """Return the types of the pre-tokenizers and normalizers."""
-    outer, normalizer = spec.get("pre_tokenizer") or {}, spec.get("normalizer") or {}
+    outer = spec.get("pre_tokenizer") or {}
+    normalizer = spec.get("normalizer") or {}
     steps = [*outer.get("pretokenizers", [outer]), *normalizer.get("normalizers", [normalizer])]
     return {str(step.get("type")) for step in steps}
 
@@ -283,7 +285,8 @@ def _kinds(spec: dict[str, Any]) -> set[str]:
 def _splits_marks(pre: dict[str, Any]) -> bool:
     """Return whether text is split between a letter or digit and the marks after it."""
     for step in pre.get("pretokenizers", [pre]):
-        kind, pattern = step.get("type"), step.get("pattern")
+        kind = step.get("type")
+        pattern = step.get("pattern")
         regex = pattern.get("Regex") if isinstance(pattern, dict) else None
         if kind in _USUAL or (kind == "ByteLevel" and step.get("use_regex", True)):
             return True

@@ -32,17 +32,23 @@ from headway.core.errors import ConfigError
 
 #: What a rendering may spend, and what more for each character of the conversation. ChatML spends 300 for a message and
 #: 1 for each character of it; the template of Qwen3, 2,000 and 5.
-_WORK, _WORK_PER_CHARACTER = 2**26, 64
+_WORK = 2**26
+_WORK_PER_CHARACTER = 64
 #: What an iteration, a call, an item of a list or a dict spends beside the text in it.
 _ITEM = 64
 #: What is written for this much work is joined in the time of one more.
 _WORK_PER_JOIN = 1024
-_LARGEST_NUMBER, _MOST_BITS = 2**20, 4096
+_LARGEST_NUMBER = 2**20
+_MOST_BITS = 4096
 #: A width or precision of four digits, or one that is a value itself.
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0]*(\*|\d{4,}|\d*\.(\*|\d{4,}))")
 _WIDE_FORMAT = re.compile(r":[^{}]*(\{|\d{4,})")
 _COMPILE = "_compile_jinja_template"
-_CHARGE, _ITERATE, _ENTER, _LEAVE = " charge", " iterate", " enter", " leave"  # names that no template can write
+# names that no template can write
+_CHARGE = " charge"
+_ITERATE = " iterate"
+_ENTER = " enter"
+_LEAVE = " leave"
 
 #: What filters, methods and tests spend beside their arguments: one item, an item for each of the value's, the size of
 #: the value, or that for each of its items. Others, of which some repeat a text, spend the product of all sizes.
@@ -100,7 +106,8 @@ class Rendering:
         if len(values) == 1 and type(values[0]) is str:  # as mostly
             self.spend(_ITEM + len(values[0]))
             return _ITEM + len(values[0])
-        total, pending = 0, [(value, 0) for value in values]
+        total = 0
+        pending = [(value, 0) for value in values]
         while pending:
             value, depth = pending.pop()
             held: Any = ()
@@ -304,7 +311,8 @@ def _values(named: dict[str, Any]) -> Iterator[Any]:
 
 def _spend_on(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """Spend on a filter or a method of a value; returns its arguments, in which lists stand for generators."""
-    rendering, bound = _rendering(), _BOUNDS.get(name)
+    rendering = _rendering()
+    bound = _BOUNDS.get(name)
     if name != "first":
         args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
     value, *more = (*args, *_values(named))
@@ -453,7 +461,8 @@ def marked_spans(text: str, mark: str) -> tuple[str, dict[int, list[tuple[int, i
         For the number of each message, the spans [start, end) in the text, those without text left out.
     """
     parts = re.split(_mark_pattern(mark), text)
-    spans, at = dict[int, list[tuple[int, int]]](), len(parts[0])
+    spans = dict[int, list[tuple[int, int]]]()
+    at = len(parts[0])
     begun: dict[str, tuple[int, int]] = {}
     for loop, number, following in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         before = begun.pop(loop, None)

@@ -288,11 +288,13 @@ def _stay_apart(
         if left_rank > right_rank:
             if left not in halves:
                 return False
-            limit, left = left_rank, halves[left][1]
+            limit = left_rank
+            left = halves[left][1]
         else:
             if right not in halves:
                 return False
-            limit, right = right_rank + 1, halves[right][0]
+            limit = right_rank + 1
+            right = halves[right][0]
 
 
 def _joined(token: bytes, ranks: dict[bytes, int], limit: int) -> list[bytes]:

@@ -69,7 +69,8 @@ class Tokenizer:
         try:
             spec, content = self._completed(spec, content)
             self.content, self.fingerprint = content, sha256_bytes(content)
-            ids, named = specs.vocabulary(spec), self.settings.named()
+            ids = specs.vocabulary(spec)
+            named = self.settings.named()
             specs.check_unique_ids(ids, where)
             self.vocab_size = max(ids.values(), default=-1) + 1
             end_of_text = self.settings.role("eos_token") or end_of_text
@@ -248,13 +249,15 @@ class Tokenizer:
                 results += self._encode(backend, batch)
                 pieces = [self._encode(backend, [part])[0] for part in self.parts(text)]
                 results.append(np.concatenate(pieces))
-                batch, size = [], 0
+                batch = []
+                size = 0
                 continue
             batch.append(text)
             size += len(text)
             if size >= specs.PART_CHARACTERS:
                 results += self._encode(backend, batch)
-                batch, size = [], 0
+                batch = []
+                size = 0
         return results + self._encode(backend, batch)
 
     def parts(self, text: str) -> Iterator[str]:

@@ -79,7 +79,8 @@ class _Facts:
 
 def word_ends(pre_tokenizer: dict[str, Any]) -> frozenset[str]:
     """Return those of `ENDS` before which a tokenizer.json's pre-tokenizer ends a word after any letter or digit."""
-    open_ends, found = ENDS, frozenset[str]()
+    open_ends = ENDS
+    found = frozenset[str]()
     for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer]):
         neutral, borders = _step(step)
         open_ends &= neutral
@@ -94,7 +95,9 @@ def _step(step: dict[str, Any]) -> tuple[frozenset[str], frozenset[str]]:
     Returns:
         The ends at which the step splits the two sides separately as it does together; and those that it makes borders.
     """
-    kind, pattern, behavior = step.get("type"), step.get("pattern") or {}, step.get("behavior")
+    kind = step.get("type")
+    pattern = step.get("pattern") or {}
+    behavior = step.get("behavior")
     if kind == "ByteLevel" and not step.get("add_prefix_space", True):
         return _analyze(PATTERNS["gpt2"]) if step.get("use_regex", True) else (ENDS, frozenset())
     if kind == "Digits":
@@ -187,7 +190,8 @@ class _Parser:
     """Parses the subset of Oniguruma's syntax that patterns in use need."""
 
     def __init__(self, pattern: str) -> None:
-        self._text, self._at = pattern, 0
+        self._text = pattern
+        self._at = 0
 
     def parse(self) -> Any:
         """Parse the pattern into a tree.
@@ -267,7 +271,8 @@ class _Parser:
         return _Look(inside) if is_look else inside
 
     def _class(self) -> _Set:
-        is_inverted, items = self._take("^"), list[_Set]()
+        is_inverted = self._take("^")
+        items = list[_Set]()
         while not self._take("]"):
             start = self._at
             character = self._next()

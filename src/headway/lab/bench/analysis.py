@@ -24,7 +24,9 @@ def _of(name: str) -> Metric:
     return Metric(name, lambda found: getattr(found, name))
 
 
-SPEED, MEMORY, LOSS = _of("tokens_per_second"), _of("peak_memory_bytes"), _of("mean_loss")
+SPEED = _of("tokens_per_second")
+MEMORY = _of("peak_memory_bytes")
+LOSS = _of("mean_loss")
 RESIDENT = _of("resident_growth_bytes")
 
 
@@ -159,7 +161,8 @@ def efficiency(result: CellResult, results: Sequence[CellResult]) -> float | Non
     In weak scaling this compares the time of a step with equally many rows per worker, in strong scaling the speed-up
     of one step by the number of workers. None for the base itself, without a base, and for what may not be compared.
     """
-    base, speed = base_of(result, results), mean(result, SPEED)
+    base = base_of(result, results)
+    speed = mean(result, SPEED)
     if base is None or speed is None or result.doubt is not None or base.cell.workers == result.cell.workers:
         return None
     before = mean(base, SPEED)

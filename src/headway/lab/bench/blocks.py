@@ -51,14 +51,17 @@ def block(value: dict[str, Any]) -> str:
 
 def find_blocks(lines: Iterable[str]) -> Found:
     """Find the values of all complete blocks among the lines of a log."""
-    found, parts, done = Found(), dict[str, dict[int, str]](), set[str]()
+    found = Found()
+    parts = dict[str, dict[int, str]]()
+    done = set[str]()
     for line in lines:
         text = _unwrapped(line)
         if (begun := _BEGIN.search(text)) is not None:
             parts.setdefault(begun[1], {})
         if (match := _LINE.search(text)) is None or match[1] in done:
             continue
-        name, count = match[1], int(match[3])
+        name = match[1]
+        count = int(match[3])
         mine = parts.setdefault(name, {})
         mine[int(match[2])] = match[4]  # up to the last bar, which a log may have added
         if len(mine) == count and (value := _whole(mine, name)) is not None:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 #: Endings of chart names.
 KINDS = ("throughput", "efficiency", "memory", "step-times", "communication")
-_GIB, _MIB = 2**30, 2**20
+_GIB = 2**30
+_MIB = 2**20
 _WIDTH = 1040
 
 
@@ -272,7 +273,8 @@ def _steps(axes: Axes, place: int, result: CellResult, style: int) -> None:
 
 def _spread(axes: Axes) -> None:
     """Use a logarithmic axis if the values span more than a factor of 30."""
-    low, high = axes.dataLim.x0, axes.dataLim.x1
+    low = axes.dataLim.x0
+    high = axes.dataLim.x1
     if low > 0 and high > 30 * low:
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(ticks(_two_and_five))
@@ -290,7 +292,8 @@ def _communication(results: Sequence[CellResult], names: Mapping[str, int]) -> C
     """Draw exposed and hidden communication as shares of a step, for cells with several workers."""
     several = [r for r in results if r.cell.workers > 1]
     ordered = sorted(several, key=lambda r: (r.cell.workers, names[r.cell.strategy]))
-    shown, found = good(ordered), [(mean(r, COMMUNICATION[1]), mean(r, COMMUNICATION[2])) for r in ordered]
+    shown = good(ordered)
+    found = [(mean(r, COMMUNICATION[1]), mean(r, COMMUNICATION[2])) for r in ordered]
     known = {
         place: (100 * exposed.value, 100 * hidden.value)
         for place, (exposed, hidden) in enumerate(found)

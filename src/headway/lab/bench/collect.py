@@ -36,7 +36,8 @@ _PROGRAMS = {"kubectl:": ("kubectl", "logs"), "ray:": ("ray", "job", "logs")}
 #: Jobs of Slurm, whose logs are files.
 _SLURM = "slurm:"
 _PROGRAM_SECONDS = 120
-_GZIP, _PIECE_BYTES = b"\x1f\x8b", 4096
+_GZIP = b"\x1f\x8b"
+_PIECE_BYTES = 4096
 #: The largest amount read from one log, packed and unpacked.
 _LOG_BYTES = 256 * 2**20
 
@@ -152,7 +153,8 @@ def _unpacked(data: bytes, where: str) -> bytes:
 
     A pod that vanished leaves half a file, which may contain complete results.
     """
-    whole, size = list[bytes](), 0
+    whole = list[bytes]()
+    size = 0
     while data.startswith(_GZIP):
         member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         with suppress(zlib.error):
@@ -201,7 +203,8 @@ def _logs_of_slurm(source: str) -> list[str]:
 
 def _printed(command: Sequence[str]) -> list[str]:
     """Return what a program that shows a log prints."""
-    name, where = command[0], shlex.join(command)
+    name = command[0]
+    where = shlex.join(command)
     try:
         done = subprocess.run(command, capture_output=True, timeout=_PROGRAM_SECONDS, check=False)
     except OSError:

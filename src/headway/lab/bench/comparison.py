@@ -31,7 +31,8 @@ def _verdict(a: CellResult | None, b: CellResult | None) -> str:
     if a is None or b is None:
         return "only before" if b is None else "only now"
     if a.status != "ok" or b.status != "ok":
-        was, now = status_in_words(a.status), status_in_words(b.status)
+        was = status_in_words(a.status)
+        now = status_in_words(b.status)
         return "as before" if a.status == b.status else f"{was} before, {now} now"
     if (doubt := b.doubt or a.doubt) is not None:
         return f"not compared: {doubt}{'' if b.doubt else ' before'}"
@@ -90,7 +91,8 @@ def other_conditions(before: Sequence[CellResult], after: Sequence[CellResult]) 
     for _, a, b in pairs(before, after):
         if a is None or b is None or a.conditions == b.conditions:
             continue
-        old, new = a.known_conditions, b.known_conditions
+        old = a.known_conditions
+        new = b.known_conditions
         for key in dict.fromkeys([*old, *new]):
             if (was := _plain(old.get(key))) != (now := _plain(new.get(key))):
                 found.setdefault(key, []).append(f"{key}: {was} before, {now} now")

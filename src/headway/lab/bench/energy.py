@@ -46,7 +46,8 @@ class _Gpu:
     source: str = "the driver of the GPUs (NVML)"
 
     def joules(self) -> float:
-        before, self.last = self.last, self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
+        before = self.last
+        self.last = self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
         return self.last - before
 
 
@@ -124,7 +125,8 @@ class _Processors:
     source: str = "the processors (RAPL), with everything that ran on them"
 
     def joules(self) -> float:
-        now, total = _read(self.machine, self.zones), 0
+        now = _read(self.machine, self.zones)
+        total = 0
         for (_, most), before, after in zip(self.zones, self.last, now, strict=True):
             total += after - before if after >= before else after - before + most
         self.last = now

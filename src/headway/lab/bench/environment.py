@@ -52,7 +52,8 @@ def environment_id(environment: dict[str, Any]) -> str:
 @cache
 def _source() -> str:
     """Return a hash of the package's own code: results of different code must not be mixed."""
-    folder, digest = Path(headway.__file__).parent, hashlib.sha256()
+    folder = Path(headway.__file__).parent
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

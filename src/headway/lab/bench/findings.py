@@ -45,7 +45,8 @@ _SAME_LOSS = {"fp32": 1e-3}
 _SAME_LOSS_ELSE = 1e-2
 #: Share of processors in use by others above which a machine counts as shared; larger speed-ups than ideal are
 #: impossible.
-_BUSY, _TOO_GOOD = 0.1, 1.1
+_BUSY = 0.1
+_TOO_GOOD = 1.1
 
 
 def findings(results: Sequence[CellResult]) -> list[str]:
@@ -143,7 +144,8 @@ def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
 
 def _near(fastest: CellResult, same: Sequence[CellResult]) -> str:
     """Name strategies that may be as fast, and those with too few repeats to tell."""
-    others, doubt = [r for r in same if r is not fastest], _doubt(same)
+    others = [r for r in same if r is not fastest]
+    doubt = _doubt(same)
     known = [r for r in others if is_known(r, fastest)]
     hidden = [r.cell.strategy for r in known if is_hidden(r, fastest, doubt)]
     alike = [r.cell.strategy for r in known if speed_in_words(r, fastest) is None]
@@ -193,7 +195,8 @@ def _losses(same: Sequence[CellResult], where: str) -> Iterator[str]:
     losses = {r.cell.strategy: found.value for r in same if (found := mean(r, LOSS)) is not None}
     if len(losses) < 2:
         return
-    low, high = min(losses.values()), max(losses.values())
+    low = min(losses.values())
+    high = max(losses.values())
     limit = _SAME_LOSS.get(same[0].cell.precision, _SAME_LOSS_ELSE)
     if high - low > limit * abs(low):
         shown = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
@@ -206,7 +209,8 @@ def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
     for result in sorted(good(group), key=lambda r: r.cell.workers):
         most[result.cell.strategy] = result
     for strategy, result in most.items():
-        share, base = efficiency(result, group), base_of(result, group)
+        share = efficiency(result, group)
+        base = base_of(result, group)
         if share is not None and base is not None and is_known(result, base):
             yield f"{strategy} {_speed_up(result, base, share)} ({result.cell.scaling} scaling)."
 
@@ -214,8 +218,10 @@ def _scaling(group: Sequence[CellResult]) -> Iterator[str]:
 def _speed_up(result: CellResult, base: CellResult, share: float) -> str:
     told = compare(result, base, SPEED)
     assert told is not None, "efficiency has compared them"
-    many, few = size_in_words(result), size_in_words(base)
-    ideal, units = ideal_efficiency(result, base), "workers" if result.workers_per_machine is None else "machines"
+    many = size_in_words(result)
+    few = size_in_words(base)
+    ideal = ideal_efficiency(result, base)
+    units = "workers" if result.workers_per_machine is None else "machines"
     limit = "" if ideal == 1 else f"; the cores there are allow {percent(ideal)}"
     of_ideal = f"{percent(share)} of what as many times the {units} would ideally do"
     if not told.is_significant:
@@ -230,7 +236,8 @@ def _communication(group: Sequence[CellResult]) -> Iterator[str]:
     known = [r for r in good(group) if r.cell.workers == most and mean(r, COMMUNICATION[1]) is not None]
     if not known:
         return
-    low, high = min(known, key=_exposed), max(known, key=_exposed)
+    low = min(known, key=_exposed)
+    high = max(known, key=_exposed)
     yield (
         f"On {size_in_words(high)} communication that nothing hides takes {percent(_exposed(high))} of the"
         f" profiled steps with {high.cell.strategy}, waiting for others included{_against(high, low)}."
@@ -242,7 +249,8 @@ def _against(high: CellResult, low: CellResult) -> str:
     found = compare(low, high, COMMUNICATION[1])
     if found is None or low is high:
         return ""
-    name, share = low.cell.strategy, percent(_exposed(low))
+    name = low.cell.strategy
+    share = percent(_exposed(low))
     if not found.is_known:
         return f"; {name} has {share}, each in one measurement or compared with one"
     return f", {name} the least with {share}" if found.is_significant else "; the repeats tell no strategy from another"

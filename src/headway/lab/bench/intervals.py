@@ -21,9 +21,12 @@ def union(stretches: Iterable[tuple[float, float]]) -> Stretches:
 
 def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
     """Return the time within both; each a union."""
-    common, i, j = Stretches(), 0, 0
+    common = Stretches()
+    i = 0
+    j = 0
     while i < len(first) and j < len(second):
-        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        start = max(first[i][0], second[j][0])
+        end = min(first[i][1], second[j][1])
         if end > start:
             common.append((start, end))
         if first[i][1] < second[j][1]:

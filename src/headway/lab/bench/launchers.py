@@ -17,7 +17,9 @@ from headway.run.supervisor.processes import end_all
 
 #: Named launchers; any other is a command that starts the rest of the command line. `machines` is `local` on each of
 #: the machines that run the same command (`bench.machines`).
-LOCAL, TORCHRUN, MACHINES = "local", "torchrun", "machines"
+LOCAL = "local"
+TORCHRUN = "torchrun"
+MACHINES = "machines"
 
 
 def launch_command(launcher: str, spec: Path, workers: int, machines: int = 1) -> list[str]:

@@ -49,7 +49,8 @@ from headway.run.supervisor.machines.machine_role import MachineRole, find_role
 from headway.run.supervisor.machines.members import Members, choose_machines
 from headway.run.supervisor.machines.messages import Hello, MachineMessage, RunEnd
 
-_POLL_SECONDS, _TELL_SECONDS = 0.05, 1.0
+_POLL_SECONDS = 0.05
+_TELL_SECONDS = 1.0
 #: How long other machines may take to report once one has failed: the one that met the error says most about it.
 _PEERS_SECONDS = 3.0
 #: How long a machine may take to end the processes of a measurement.
@@ -90,7 +91,8 @@ def find_membership(suite: Suite) -> SuiteMembership | None:
         ConfigError: the number of this machine, the lead's address or the secret is missing, or there are fewer
             machines than the largest cell has.
     """
-    most, given = max(suite.machines), machines_from_environment()
+    most = max(suite.machines)
+    given = machines_from_environment()
     if given is not None and given.isdecimal() and int(given) < most:
         raise ConfigError(
             f"the suite has cells on {most} machines, and {counted(int(given), 'machine')} will measure it",
@@ -115,7 +117,8 @@ class SuiteMachines:
 
     def __init__(self, membership: SuiteMembership) -> None:
         config = membership.config
-        self._most, self._supervise = config.parallel.machines, config.supervise
+        self._most = config.parallel.machines
+        self._supervise = config.supervise
         compare = partial(compare_machines, describe_machine(), determinism="off", device=config.train.device)
         members = Members(self._most, config.parallel.workers, __version__, membership.identity, compare)
         self._lead = Lead(membership.role, members, config.supervise.lost_seconds, messages=SUITE)
@@ -134,7 +137,8 @@ class SuiteMachines:
         if membership is None:
             yield None
             return
-        machines, ended = cls(membership), None
+        machines = cls(membership)
+        ended = None
         try:
             yield machines
         except BaseException as error:
@@ -198,7 +202,8 @@ class SuiteMachines:
             Preempted: not enough machines have come in time.
         """
         spec = Spec.read(spec_path)
-        machines, told = self._assemble(spec.result.cell), list[str]()
+        machines = self._assemble(spec.result.cell)
+        told = list[str]()
         self._measurement += 1
         process: Popen[bytes] | None = None
         try:
@@ -221,7 +226,8 @@ class SuiteMachines:
         Raises:
             Preempted: not enough have come in time.
         """
-        began, said = time.monotonic(), False
+        began = time.monotonic()
+        said = False
         while len(here := self._lead.here) < cell.machines - 1:
             waited = time.monotonic() - began
             missing = f"{counted(cell.machines - 1 - len(here), 'machine')} of the {cell.machines} of {cell.name}"
@@ -244,7 +250,8 @@ class SuiteMachines:
     def _wait(
         self, machines: AttemptMachines, process: Popen[bytes], spec: Spec, told: list[str], timeout_seconds: float
     ) -> int | None:
-        until, failed = time.monotonic() + timeout_seconds, None
+        until = time.monotonic() + timeout_seconds
+        failed = None
         while True:
             self._take(machines, told)
             if (lost := machines.lost()) is not None:
@@ -325,7 +332,8 @@ class _Node:
     """A machine that measures for a lead."""
 
     def __init__(self, lead: LeadConnection, membership: SuiteMembership) -> None:
-        self._lead, self._role = lead, membership.role
+        self._lead = lead
+        self._role = membership.role
         self._rejoin_seconds = membership.config.supervise.rejoin_seconds
         self._measurement: _Measurement | None = None
         self._kept: dict[str, CellResult] = {}
@@ -390,13 +398,15 @@ class _Measurement:
     def __init__(self, order: Measure, lead: LeadConnection) -> None:
         self._number = order.number
         self._folder = tempfile.TemporaryDirectory(prefix="headway-bench-")
-        spec, self._log = Path(self._folder.name) / "cell.json", Path(self._folder.name) / "cell.log"
+        spec = Path(self._folder.name) / "cell.json"
+        self._log = Path(self._folder.name) / "cell.log"
         write_json(spec, order.spec)
         address = lead.interface_address
         interface = None if address is None else interface_of(address)
         part = replace(order.part, interface=interface)
         cell = Spec.read(spec).result.cell
-        each, first = cell.workers // cell.machines, part.first_rank
+        each = cell.workers // cell.machines
+        first = part.first_rank
         here = f"worker {first}" if each == 1 else f"workers {first} to {first + each - 1}"
         notice(f"{cell.name}: {here} of {cell.workers}")
         with self._log.open("wb") as log:

@@ -112,7 +112,8 @@ def _check_not_decided_by_cells(suite: Suite) -> None:
 
 def _planned(suite: Suite, cell: Cell, environment: Mapping[str, Any]) -> PlannedCell:
     faults = ",".join(order.order for order in suite.faults if order.fits(cell))
-    config, refused = None, None
+    config = None
+    refused = None
     excluded = next((exclusion.reason for exclusion in suite.exclude if exclusion.fits(cell)), None)
     if excluded is None:
         try:

@@ -27,7 +27,8 @@ _Kind = Literal["sent", "computed", "waited"]
 _COMPILED = "## Call CompiledFxGraph"
 _COMPILED_COLLECTIVE = "_c10d_functional::"
 _COPIED_BYTES = 256 * 2**20
-_PRODUCT_SIDE, _PRODUCT_SECONDS = 1024, 0.25
+_PRODUCT_SIDE = 1024
+_PRODUCT_SECONDS = 0.25
 _PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -67,7 +68,9 @@ class Meter(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """Record the time, and what begins or ends with this step."""
-        first, last, device = self.warmup_steps, self.warmup_steps + self.steps, job.world.device
+        first = self.warmup_steps
+        last = self.warmup_steps + self.steps
+        device = job.world.device
         if step in (first, last):
             synchronize(device)
         now = time.perf_counter()
@@ -78,7 +81,8 @@ class Meter(Callback):
             self.items += items
             self.loss_sum += metrics.get("train/loss", math.nan if items else 0.0) * items
         if step == first:
-            self._start, self._skipped_before = now, job.state.cursor.skipped_steps
+            self._start = now
+            self._skipped_before = job.state.cursor.skipped_steps
             if self._counter is not None:
                 self._counter.joules()
             if self._gpu_utilization is not None:
@@ -87,7 +91,8 @@ class Meter(Callback):
             self.seconds = now - self._start
             self.skipped_steps += job.state.cursor.skipped_steps - self._skipped_before
             if self._counter is not None:
-                self.joules, self.energy_source = self._counter.joules(), self._counter.source
+                self.joules = self._counter.joules()
+                self.energy_source = self._counter.source
             if self._gpu_utilization is not None:
                 self.gpu_utilization = self._gpu_utilization.stop()
             self.memory = Memory.now(device)
@@ -225,7 +230,8 @@ def product_flops(device: torch.device, precision: str) -> float | None:
         return None
     a = torch.ones(_PRODUCT_SIDE, _PRODUCT_SIDE, dtype=kind)
     out = a @ a
-    start, count = time.perf_counter(), 0
+    start = time.perf_counter()
+    count = 0
     while time.perf_counter() - start < _PRODUCT_SECONDS:
         torch.mm(a, a, out=out)
         count += 1

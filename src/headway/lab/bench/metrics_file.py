@@ -43,7 +43,8 @@ def render_csv(results: Sequence[CellResult]) -> str:
         line |= _outcome(result)
         line |= {"suite": result.suite, "key": result.key}
         line |= {"environment": result.environment_id, "conditions": result.conditions}
-        base, share = base_of(result, results), efficiency(result, results)
+        base = base_of(result, results)
+        share = efficiency(result, results)
         line |= {"scaling_efficiency": share, "base_workers": base.cell.workers if base and share is not None else None}
         for metric in METRICS:
             found = mean(result, metric)

@@ -16,7 +16,8 @@ from headway.lab.bench.results import CellResult, Measurement, Repeat
 from headway.lab.bench.suite import OWN, Cell
 from headway.lab.bench.worker import Spec
 
-_WARMUP, _STEPS = 2, 5
+_WARMUP = 2
+_STEPS = 5
 _TIMEOUT_SECONDS = 600.0
 _LOG_LINES = 5
 
@@ -50,7 +51,8 @@ def measure_task(config: Config) -> Measurement:
     evaluation = config.evaluation.model_copy(update={"every": None})
     run = config.model_copy(update={"train": train, "checkpoint": never, "evaluation": evaluation})
     with scratch_folder("headway-plan-") as folder:
-        spec, log = folder / "spec.json", folder / "log.txt"
+        spec = folder / "spec.json"
+        log = folder / "log.txt"
         write_json(spec, Spec(result, run, OWN, 1, _WARMUP, _STEPS, 0).dump())
         with log.open("wb") as file:
             command = launch_command(LOCAL, spec, config.parallel.workers)

@@ -231,7 +231,8 @@ def _width(value: float, half: float, text: Callable[[float], str]) -> str:
     number = float(shown[1].replace(",", "")) if shown else 0.0
     if shown is None or number == 0:
         return text(half)
-    scaled, decimals = half * number / value, len(shown[1].partition(".")[2])
+    scaled = half * number / value
+    decimals = len(shown[1].partition(".")[2])
     digits = f"{scaled:,.{decimals}f}"
     return f"{digits if float(digits.replace(',', '')) else f'{scaled:.1g}'}{shown[2]}"
 
@@ -360,7 +361,8 @@ def _environment(results: Sequence[CellResult]) -> list[tuple[str, str]]:
     """Describe every environment that results come from, and every way in which they were measured."""
     facts = []
     for name, environment in {r.environment_id: r.environment for r in results}.items():
-        hardware, packages = environment.get("hardware") or {}, environment.get("packages") or {}
+        hardware = environment.get("hardware") or {}
+        packages = environment.get("packages") or {}
         accelerators = [str(device.get("name")) for device in hardware.get("accelerators") or []]
         shown = ", ".join(f"{accelerators.count(n)} × {n}" for n in dict.fromkeys(accelerators)) or "no accelerator"
         memory = f"{hardware.get('memory_gib', UNKNOWN)} GiB"

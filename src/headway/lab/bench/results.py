@@ -20,7 +20,8 @@ from headway.core.format import counted
 from headway.lab.bench.suite import Cell, FileName, flattened
 
 SCHEMA_VERSION = 1
-CELLS, LOGS = "cells", "logs"
+CELLS = "cells"
+LOGS = "logs"
 #: Folder for results measured under other conditions, which come back when they match again.
 EARLIER = "earlier"
 #: Folder for results that are measured anew. It is never read, or a stopped matrix that continues would mix old and new

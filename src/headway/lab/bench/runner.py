@@ -45,7 +45,8 @@ from headway.lab.bench.worker import Spec
 from headway.run.supervisor.commands import check_not_a_worker
 
 _LOOK_SECONDS = 0.5
-_TAIL_LINES, _TAIL_CHARACTERS = 20, 4000
+_TAIL_LINES = 20
+_TAIL_CHARACTERS = 4000
 #: torchrun's message about a worker that a signal has ended.
 _TORCHRUN_SIGNAL = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
 
@@ -253,13 +254,15 @@ def _measure(matrix: Matrix, planned: PlannedCell, number: int) -> Repeat:
 
 
 def _attempt(matrix: Matrix, planned: PlannedCell, number: int, attempt: int) -> Repeat:
-    suite, config = matrix.suite, planned.config
+    suite = matrix.suite
+    config = planned.config
     assert config is not None
     busy = round(psutil.cpu_percent(_LOOK_SECONDS) / 100, 3)  # nothing of this matrix is running
     started = round(time.time(), 3)
     begun = Repeat(number=number, status="failed", attempts=attempt, started=started, busy_before=busy)
     base = matrix.folder / LOGS / f"{planned.cell.name}-{planned.key[:8]}.r{number}.a{attempt}"
-    spec_path, log_path = base.with_name(base.name + ".json"), base.with_name(base.name + ".log")
+    spec_path = base.with_name(base.name + ".json")
+    log_path = base.with_name(base.name + ".log")
     spec = Spec(
         _result(matrix, planned, [begun]),
         config,

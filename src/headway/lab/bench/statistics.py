@@ -52,7 +52,8 @@ def mean_of(values: Sequence[float]) -> Mean | None:
     """Return the mean with its interval; None without values."""
     if not values:
         return None
-    count, mean = len(values), statistics.fmean(values)
+    count = len(values)
+    mean = statistics.fmean(values)
     if count == 1:
         return Mean(mean, None, 1)
     return Mean(mean, t95(count - 1) * statistics.stdev(values) / math.sqrt(count), count)
@@ -65,10 +66,12 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference | 
     """
     if not first or not second or statistics.fmean(second) == 0:
         return None
-    a, b = statistics.fmean(first), statistics.fmean(second)
+    a = statistics.fmean(first)
+    b = statistics.fmean(second)
     if min(len(first), len(second)) < 2:
         return Difference(a / b, is_significant=False, is_known=False)
-    u, v = statistics.variance(first) / len(first), statistics.variance(second) / len(second)
+    u = statistics.variance(first) / len(first)
+    v = statistics.variance(second) / len(second)
     if u + v == 0:
         return Difference(a / b, a != b)
     degrees = (u + v) ** 2 / (u**2 / (len(first) - 1) + v**2 / (len(second) - 1))

@@ -228,7 +228,8 @@ def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = 
             key, value = parse_override(text)
             set_entry(variant, _routed(key), value)
     # Check the part for the other kind of machine, too, or its errors would show only there.
-    on_cpu_suite, suite = _validated(variants[0]), _validated(variants[-1])
+    on_cpu_suite = _validated(variants[0])
+    suite = _validated(variants[-1])
     if accelerator or on_cpu is None:
         return suite
     said = [suite.description, ON_CPU] if suite.description else [ON_CPU]

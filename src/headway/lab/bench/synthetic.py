@@ -29,7 +29,9 @@ class SyntheticFeed:
 
     def __init__(self, seed: int, vocab_size: int, sequence_length: int, grid: LaneGrid) -> None:
         self._offset = np.uint64(derive_seed(seed, "bench"))
-        self._vocab_size, self._length, self._grid = vocab_size, sequence_length, grid
+        self._vocab_size = vocab_size
+        self._length = sequence_length
+        self._grid = grid
 
     def batch(self, step: int, lane: int) -> Sequence[MicroBatch]:
         """Return the micro-batches of one lane of one step."""

@@ -66,10 +66,12 @@ def sentence(result: CellResult, base: CellResult, doubt: float = 0.0) -> str:
     Args:
         doubt: Differences in speed up to this are ignored, as the logarithm of a ratio.
     """
-    name, other = _label(result), _label(base)
+    name = _label(result)
+    other = _label(base)
     if not is_known(result, base):
         return f"{name} cannot be compared with {other}: {ONCE}"
-    needs, runs = memory_in_words(result, base), speed_in_words(result, base, doubt)
+    needs = memory_in_words(result, base)
+    runs = speed_in_words(result, base, doubt)
     why = _WITHIN if is_hidden(result, base, doubt) else _ALIKE
     if needs and runs:
         return f"{name} needs {needs} {other} and is {runs.removesuffix(' than').removesuffix(' as')} here"

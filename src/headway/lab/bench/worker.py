@@ -57,7 +57,8 @@ class Spec:
     def read(cls, path: Path) -> Spec:
         """Parse the output of `dump`."""
         value = json.loads(path.read_bytes())
-        result, config = CellResult.model_validate(value.pop("result")), Config.model_validate(value.pop("config"))
+        result = CellResult.model_validate(value.pop("result"))
+        config = Config.model_validate(value.pop("config"))
         return cls(result, config, **value)
 
     def dump(self) -> dict[str, Any]:
@@ -99,7 +100,8 @@ def measure(spec: Spec) -> None:
     try:
         from headway.run.session.join import join_workers
 
-        config, size = spec.config, world_size_from_environment() or 1
+        config = spec.config
+        size = world_size_from_environment() or 1
         if size != spec.result.cell.workers:
             raise ConfigError(f"{size} workers were started for a cell of {spec.result.cell.workers}")
         with join_workers(config, resolve_mesh(config, size)) as world:
@@ -213,9 +215,11 @@ def _measurement(
     workers: Sequence[dict[str, Any]],
 ) -> Measurement:
     """Combine the figures of all workers into one measurement."""
-    config, name = spec.config, device_name(device)
+    config = spec.config
+    name = device_name(device)
     tokens_per_second = meter.items / meter.seconds
-    flops, peak = task.flops_per_item, peak_flops(name, config.train.precision)
+    flops = task.flops_per_item
+    peak = peak_flops(name, config.train.precision)
     achieved = flops * tokens_per_second if flops else None
     mfu = achieved / (peak * len(workers)) if achieved and peak else None
     products = _sum([worker["products"] for worker in workers])
@@ -259,7 +263,8 @@ def _measurement(
 
 def _growth(worker: dict[str, Any]) -> int | None:
     """Return the growth of resident memory since before the model was built."""
-    before, resident = worker["resident"], worker["memory"]["resident_peak"]
+    before = worker["resident"]
+    resident = worker["memory"]["resident_peak"]
     return None if before is None or resident is None else max(0, resident - before)
 
 

@@ -17,13 +17,15 @@ from random import Random
 #: Phases of a step in which a worker is killed; most are reported to the supervisor (`core.coordination.heartbeat`).
 STEP_PHASES = ("data", "compute", "backward", "reduce", "update", "record")
 #: Phases that occur only in some steps.
-EVALUATION, STAGE = "evaluation", "checkpoint"
+EVALUATION = "evaluation"
+STAGE = "checkpoint"
 #: Right after a worker has copied its state for the writer process, and before the writer is notified.
 STAGED = "checkpoint.stage"
 #: Points of a save, in the writer process.
 SAVE_POINTS = ("shard", "manifest", "rename", "prune", "discard")
 #: Points of an upload, in the writer process, and of a download, in the first worker before its first step.
-UPLOAD_POINTS, BRING_POINTS = ("file", "manifest"), ("part", "rename")
+UPLOAD_POINTS = ("file", "manifest")
+BRING_POINTS = ("part", "rename")
 
 #: With fewer steps some phase occurs only in the last one.
 FEWEST_STEPS = 4

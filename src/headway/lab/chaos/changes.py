@@ -17,7 +17,8 @@ from headway.core.process.command import module_command
 from headway.lab.chaos.campaign import FEWEST_STEPS, Stage
 
 #: The source that is added during a run, and its number of documents.
-_JOINS, _DOCUMENTS = "joined", 200
+_JOINS = "joined"
+_DOCUMENTS = 200
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath")
 
 
@@ -38,7 +39,8 @@ def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) 
     Raises:
         ConfigError: the config does not support these changes, or has too few steps.
     """
-    train, data = config.train, config.data
+    train = config.train
+    data = config.data
     assert train.steps is not None, "the config is resolved"
     if data.remote is not None or data.packing != "concat" or train.batch_ramp or data.mixture.stages:
         raise ConfigError(
@@ -84,7 +86,9 @@ def micro_batches(config: Config, worker_counts: Sequence[int]) -> dict[int, int
 
 def _stores(config: Config, folder: Path) -> tuple[Path, Path, str]:
     """Create a copy of the config's store, a copy with more data, and the latter's sources."""
-    before, grown, text = folder / "data", folder / "data-grown", folder / f"{_JOINS}.jsonl"
+    before = folder / "data"
+    grown = folder / "data-grown"
+    text = folder / f"{_JOINS}.jsonl"
     random = Random(0)
     lines = (" ".join(random.choice(_WORDS) for _ in range(100)) for _ in range(_DOCUMENTS))
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")

@@ -46,7 +46,8 @@ class MachineRuns(Runs):
         workers: int,
     ) -> None:
         super().__init__(config, overrides, folder, stages)
-        self._machines, self._workers = machines, workers
+        self._machines = machines
+        self._workers = workers
         self._variables = {SECRET: secrets.token_hex(32)}
 
     def carry_out_on_machines(self, trial: MachineTrial, expected: str) -> TrialResult:
@@ -55,8 +56,10 @@ class MachineRuns(Runs):
         Raises:
             HeadwayError: the run does not start.
         """
-        name, start = f"trial-{trial.number:03d}", time.monotonic()
-        run, result = self._folder / name, TrialResult(trial.number, (len(self._machines) * self._workers,))
+        name = f"trial-{trial.number:03d}"
+        start = time.monotonic()
+        run = self._folder / name
+        result = TrialResult(trial.number, (len(self._machines) * self._workers,))
         try:
             with stoppable():
                 problem = self._disturb(run, trial)
@@ -73,8 +76,10 @@ class MachineRuns(Runs):
 
     def _disturb(self, run: Path, trial: MachineTrial) -> str | None:
         """Carry out the faults of a trial; return a problem with the ends of its commands."""
-        planned, present = deque(trial.faults), list[tuple[float, MachineFault]]()
-        step, until = -1, time.monotonic() + LEG_SECONDS
+        planned = deque(trial.faults)
+        present = list[tuple[float, MachineFault]]()
+        step = -1
+        until = time.monotonic() + LEG_SECONDS
         for machine in self._machines:
             self._start(machine, run)
         while time.monotonic() < until:

@@ -24,7 +24,9 @@ from headway.core.process.waiting import wait_until
 Cut = Literal["cut", "cut-out", "cut-in"]
 #: A variable that only the processes of one machine have.
 _MARK = "HEADWAY_CHAOS_MACHINE"
-_NETWORK, _PORT, _PREFIX_BITS = "10.231.77", 29450, 24
+_NETWORK = "10.231.77"
+_PORT = 29450
+_PREFIX_BITS = 24
 #: A network card that no machine has: what is sent there is lost without an error.
 _NOWHERE = "02:00:00:00:00:00"
 _COMMAND_SECONDS = 30.0
@@ -40,7 +42,8 @@ class Machine:
     """
 
     def __init__(self, number: int, lead: str) -> None:
-        self.number, self.lead = number, lead
+        self.number = number
+        self.lead = lead
         self._mark = f"{number}-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -147,7 +150,8 @@ class NetworkMachine(Machine):
 
     def __init__(self, number: int, lead: str, prefix: str, others: Collection[int]) -> None:
         super().__init__(number, lead)
-        self._prefix, self._others = prefix, others
+        self._prefix = prefix
+        self._others = others
 
     @property
     def name(self) -> str:
@@ -235,7 +239,8 @@ def _namespaces(count: int, stack: ExitStack) -> list[Machine]:
     _ip("link", "set", switch, "up")
     machines: list[Machine] = []
     for number in range(count):
-        space, cable = _space(prefix, number), _cable(prefix, number)
+        space = _space(prefix, number)
+        cable = _cable(prefix, number)
         _ip("netns", "add", space)
         stack.callback(_ip, "netns", "delete", space)
         _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)

@@ -187,7 +187,8 @@ def run_campaign(
         ) from None
     stages = changing_stages(config, folder, worker_counts) if changes else one_stage(config, worker_counts)
     shape = shape_of(config, stages, worker_counts, remote=bool(remote))
-    steps, every = config.train.steps, shape.save_every
+    steps = config.train.steps
+    every = shape.save_every
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
         "checkpoint.keep_best=0",  # these saves and evaluations do not meet
@@ -201,11 +202,13 @@ def run_campaign(
     start = time.monotonic()
     with ExitStack() as stack:
         if machines == 1:
-            workers, result = worker_counts[0], CampaignResult(seed, "")
+            workers = worker_counts[0]
+            result = CampaignResult(seed, "")
             runs = Runs(file, overrides, folder, stages, place)
             trials = (runs.carry_out(trial, result.expected) for trial in plan_campaign(shape, seed))
         else:
-            each, namespaces = worker_counts[0], can_make_namespaces()
+            each = worker_counts[0]
+            namespaces = can_make_namespaces()
             workers = machines * each if config.determinism == "run" else each
             stand_as = _NAMESPACES if namespaces else _LOOPBACK
             result = CampaignResult(seed, "", machines=f"{machines} machines ({stand_as})")
@@ -277,7 +280,8 @@ def render(result: CampaignResult) -> str:
 
 
 def _lines(result: CampaignResult) -> Iterator[str]:
-    kills, runs = sum(result.kills.values()), len(result.trials)
+    kills = sum(result.kills.values())
+    runs = len(result.trials)
     workers = sorted({count for trial in result.trials for count in trial.workers})
     word = "fault" if result.machines else "kill"
     came = f"{counted(kills, word)} in {counted(runs, 'run')}"

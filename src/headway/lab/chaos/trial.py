@@ -98,8 +98,11 @@ class Runs:
     def __init__(
         self, config: Path, overrides: Sequence[str], folder: Path, stages: Sequence[Stage], remote: str | None = None
     ) -> None:
-        self._config, self._overrides, self._folder = config, overrides, folder
-        self._stages, self._steps = stages, stages[-1].last
+        self._config = config
+        self._overrides = overrides
+        self._folder = folder
+        self._stages = stages
+        self._steps = stages[-1].last
         self._remote = remote
 
     def reference(self, workers: int) -> str:
@@ -130,8 +133,10 @@ class Runs:
         Raises:
             HeadwayError: the run does not start.
         """
-        name, start = f"trial-{trial.number:03d}", time.monotonic()
-        run, result = self._folder / name, TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
+        name = f"trial-{trial.number:03d}"
+        start = time.monotonic()
+        run = self._folder / name
+        result = TrialResult(trial.number, tuple(leg.workers for leg in trial.legs))
         tiers = [f"checkpoint.remote.url={self._remote}"] if self._remote else []
         if trial.memory_every is not None:
             tiers.append(f"checkpoint.memory_every={trial.memory_every} steps")
@@ -187,7 +192,8 @@ class Runs:
         else:
             forge(run, control)
             end = self._command(name, Leg(workers, (), None))
-        found, undisturbed = self._last(name), self._last("reference")
+        found = self._last(name)
+        undisturbed = self._last("reference")
         if end.problem or found is None or undisturbed is None:
             return f"the control '{control}' {end.problem or 'did not reach its last step'}, so it shows nothing"
         if not compare(undisturbed.path, found.path).differences:
@@ -210,7 +216,8 @@ class Runs:
         )
         run = self._folder / name
         log_of_faults = faults_log(run)
-        deadline, last = time.monotonic() + LEG_SECONDS, leg.supervisor_at
+        deadline = time.monotonic() + LEG_SECONDS
+        last = leg.supervisor_at
         orders = leg.orders if last is None else (*leg.orders, f"{_WAIT}={self._stages[leg.stage].last - 1}#*")
         variables = {FAULTS_VARIABLE: ",".join(orders), FAULTS_LOG_VARIABLE: str(log_of_faults)}
         waited = _waits(log_of_faults)
@@ -238,7 +245,8 @@ class Runs:
         steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
         starts = [attempt.started or 0.0 for attempt in open_run(run).attempts]
         for record in read_json_lines(faults_log(run)):
-            order, moment = str(record["order"]), float(record["time"])
+            order = str(record["order"])
+            moment = float(record["time"])
             if not order.startswith("kill"):  # a wait for the supervisor's kill, or a stop
                 continue
             result.kills[order.split("=")[0].split(":")[0]] += 1

@@ -130,7 +130,8 @@ def _print(examined: list[Examined], profile: Profile | None) -> None:
             for left in profile.left_open:
                 print_line(f"{_INDENT}left open  {left}")
     levels = [finding.level for subject in examined for finding in subject.findings]
-    errors, warnings = levels.count("error"), levels.count("warning")
+    errors = levels.count("error")
+    warnings = levels.count("warning")
     print_lines(
         f"\n{counted(errors, 'error')}, {counted(warnings, 'warning')}, {counted(levels.count('note'), 'note')}"
     )

@@ -326,7 +326,8 @@ def _load_any_micro_batch(config: Path, overrides: list[str]) -> tuple[Config, l
 
 
 def _print_plan(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
-    machines, memory = made.machines, made.machines.accelerator.memory_gib
+    machines = made.machines
+    memory = made.machines.accelerator.memory_gib
     unknown = (
         "memory unknown" if memory is None else f"{memory:,.1f} GiB each, {format_bytes(made.usable_bytes)} usable"
     )
@@ -354,7 +355,8 @@ def _print_plan(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
 def _print_options(made: Plan) -> None:
     headers = ["", "STRATEGY", "CHECKPOINTING", "ROWS", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "BUFFERS",
                "COMM", "PEAK", "FITS", "TOKENS/S", "MFU", "TIME", "WITH"]  # fmt: skip
-    chosen, second = made.recommendation.option, made.recommendation.runner_up
+    chosen = made.recommendation.option
+    second = made.recommendation.runner_up
     added = [option for option in (chosen, second) if option is not None and option not in made.table]
     lines = [
         ["*" if option == chosen else "+" if option == second else "", *_line(made, option)]
@@ -390,11 +392,14 @@ def _line(made: Plan, option: Option) -> list[str]:
 
 
 def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
-    chosen, reason = made.recommendation.option, made.recommendation.reason
+    chosen = made.recommendation.option
+    reason = made.recommendation.reason
     if chosen is None:
         print_line(f"no recommendation: {reason}")
         return
-    hours, energy, cost = made.hours(chosen), made.energy_kwh(chosen), made.cost_usd(chosen)
+    hours = made.hours(chosen)
+    energy = made.energy_kwh(chosen)
+    cost = made.cost_usd(chosen)
     assert chosen.memory is not None and chosen.layout is not None
     if cost is not None and made.measured_tokens_per_second is None and hours is not None:
         price = f"${cost / RANGE[1]:,.2f} to ${cost / RANGE[0]:,.2f}"

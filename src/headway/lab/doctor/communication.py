@@ -22,7 +22,8 @@ from headway.parallel.world import World, open_world, synchronize
 from headway.run.session.network import apply_nccl_profile, assert_same_profile
 
 _WARM_UP = 3
-_FEWEST, _MOST = 5, 200
+_FEWEST = 5
+_MOST = 200
 _ELEMENT_BYTES = 4  # fp32
 _ROUND_TRIPS = 10
 

@@ -17,7 +17,8 @@ from headway.run.supervisor.worker import begin_process, keep_log
 def main() -> None:
     """Measure as one worker; the first one writes `result.json`, a failing one `error-<rank>.json`."""
     begin_process()
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    folder = Path(sys.argv[1])
+    rank = int(os.environ["RANK"])
     os.dup2(2, 1)  # stdout is for the command's result; keep what libraries print out of it
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")

@@ -145,7 +145,8 @@ def _settings(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
 
 
 def _links(gpus: tuple[Gpu, ...], found: Interconnect) -> Iterator[Finding]:
-    topology, where = found.topology, "nvidia-smi topo -m"
+    topology = found.topology
+    where = "nvidia-smi topo -m"
     if len(gpus) < 2:
         return
     if topology is None:

@@ -25,7 +25,9 @@ def examine_memory(machine: Machine) -> Iterator[Finding]:
     if found is None:
         yield Finding("note", "the amount of memory could not be determined", "/proc/meminfo")
         return
-    total, available, where = found.allowed_bytes, found.available_bytes, found.where
+    total = found.allowed_bytes
+    available = found.available_bytes
+    where = found.where
     if total < found.total_bytes:
         yield Finding(
             "note",
@@ -44,7 +46,8 @@ def examine_memory(machine: Machine) -> Iterator[Finding]:
 
 
 def _swap(facts: dict[str, int]) -> Iterator[Finding]:
-    total, free = facts.get("SwapTotal", 0), facts.get("SwapFree", 0)
+    total = facts.get("SwapTotal", 0)
+    free = facts.get("SwapFree", 0)
     if total and total - free > 0.25 * total:
         yield Finding(
             "warning",

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from headway.lab.doctor.findings import Finding
 from headway.parallel.interconnect import Interconnect, Interface, RdmaPort
 
-_RDMA, _NET = "/sys/class/infiniband", "/sys/class/net"
+_RDMA = "/sys/class/infiniband"
+_NET = "/sys/class/net"
 
 #: Common names of the link layers of RDMA ports.
 _KINDS = {"infiniband": "InfiniBand", "roce": "RoCE"}

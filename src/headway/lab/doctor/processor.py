@@ -31,7 +31,8 @@ def examine_processor(machine: Machine, bf16_speed: Callable[[], float] | None =
         machine: The machine to examine.
         bf16_speed: Measures the speed of bf16 matrix products relative to fp32; 0 if bf16 is emulated.
     """
-    processors, cores = read_processors(machine), read_cores(machine)
+    processors = read_processors(machine)
+    cores = read_cores(machine)
     first = processors[0] if processors else {}
     sockets = len({p["physical id"] for p in processors if "physical id" in p}) or None
     physical = len({(p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= p.keys()})

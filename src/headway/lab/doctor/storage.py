@@ -19,7 +19,8 @@ from headway.lab.doctor.findings import Finding
 _NETWORK = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "glusterfs", "afs", "orangefs", "weka"}
 _MEMORY = {"tmpfs", "ramfs"}
 
-_TIGHT_BYTES, _LOW_BYTES = 2**30, 20 * 2**30
+_TIGHT_BYTES = 2**30
+_LOW_BYTES = 20 * 2**30
 
 _BLOCK_BYTES = 2**22
 _TEST_BYTES = 2**26

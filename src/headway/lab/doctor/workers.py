@@ -17,7 +17,8 @@ from headway.lab.doctor.communication import CommunicationFailed, Plan, measure_
 from headway.parallel.world import pick_device
 from headway.run.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 
-_KIB, _MIB = 2**10, 2**20
+_KIB = 2**10
+_MIB = 2**20
 
 #: Default sizes: small enough for a CPU, large enough to saturate NVLink.
 _SIZES = {"cpu": (64 * _KIB, _MIB, 16 * _MIB), "cuda": (_MIB, 16 * _MIB, 256 * _MIB)}
@@ -113,7 +114,9 @@ def _recorded_error(folder: Path) -> CommunicationFailed | None:
 
 
 def _death_error(folder: Path, error: WorkersFailed) -> CommunicationFailed:
-    rank, code = error.first.rank, error.first.code  # workers that lost a killed one may be noticed before it
+    # workers that lost a killed one may be noticed before it
+    rank = error.first.rank
+    code = error.first.code
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     log = folder / f"worker-{rank}.log"
     last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] if log.exists() else []

@@ -79,7 +79,8 @@ if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
     from headway.lab.plan.layout import Layout
 
-_FP32, _HALF = 4, 2
+_FP32 = 4
+_HALF = 2
 #: 8-bit products need matrix sides that are multiples of this (`training/setup/precision.py`).
 FP8_TILE = 16
 
@@ -102,7 +103,9 @@ def masked_pairs(config: Config, model: ModelConfig, workers: int, rows: int = 1
         workers: Number of workers that share a row.
         rows: Rows of the micro-batch; each has its own mask if shared rows contain several documents.
     """
-    length, window, documents = config.train.sequence_length, model.sliding_window, config.data.document_mask
+    length = config.train.sequence_length
+    window = model.sliding_window
+    documents = config.data.document_mask
     if workers > 1:
         part = length // (2 * workers)  # one run ends as many parts from the front as the other begins from the end
         return part * part * (2 * workers + 1) * (rows if documents else 1)
@@ -196,7 +199,9 @@ class Activations:
             masked_pairs: Result of `masked_pairs`.
             context: Workers that share a row.
         """
-        shape, cpu, element = Shape.of(model), device == "cpu", element_bytes(precision)
+        shape = Shape.of(model)
+        cpu = device == "cpu"
+        element = element_bytes(precision)
         tokens = rows * length
         stream = tokens * shape.dim // tensor
         queries, keys = (tokens * heads * shape.head_dim // tensor for heads in (shape.heads, shape.kv_heads))
@@ -304,10 +309,13 @@ def _mixture(
         kept: The part that `selective` keeps.
         sides: Sides of the matrices of its attention.
     """
-    element, fp8 = element_bytes(precision), precision == "fp8"
-    half, shared = element == _HALF, tokens * shape.shared_ffn_dim
+    element = element_bytes(precision)
+    fp8 = precision == "fp8"
+    half = element == _HALF
+    shared = tokens * shape.shared_ffn_dim
     pairs = tokens * shape.experts_per_token
-    stream, inner = pairs * shape.dim, pairs * shape.expert_ffn_dim
+    stream = pairs * shape.dim
+    inner = pairs * shape.expert_ffn_dim
     # Logits and scores; weights before and after normalisation; sums of scores, and of exponentials twice.
     router = tokens * (shape.dim + 2 * shape.experts + 2 * shape.experts_per_token + 4) * _FP32
     router += tokens * shape.dim * element if half and shared else 0
@@ -371,7 +379,8 @@ def loss_bytes(
         capped: Whether logits are capped, which takes the capped ones and the slope.
     """
     vocabulary, dim = sides
-    rows, projection = tokens * dim, vocabulary * dim
+    rows = tokens * dim
+    projection = vocabulary * dim
     chunk = min(tokens, default_chunk_rows(device, vocabulary))
     # Hidden states and their gradients; a chunk's logits, and two products as large as its rows.
     if element == _FP32:

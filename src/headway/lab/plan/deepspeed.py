@@ -150,11 +150,14 @@ class EngineStep(Passes):
     # Weights whole on every worker ------------------------------------------------------------------------------------
 
     def _stages_1_and_2(self) -> list[Moment]:
-        zero, stage, workers = self.zero, self.stage, self.layout.mesh.data
+        zero = self.zero
+        stage = self.stage
+        workers = self.layout.mesh.data
         groups = flat_groups(stage.shapes, workers)
         flat = sum(group.total for group in groups)
         share = flat // workers
-        host, offloads = self._host, zero.offloads
+        host = self._host
+        offloads = zero.offloads
         largest = stage.largest
         bucket = FP32_BYTES * zero.reduce_bucket * (1 + zero.overlaps)
         # The rank with the most gradients; a parameter that two workers share counts in full for both.
@@ -188,7 +191,9 @@ class EngineStep(Passes):
 
     def _summed_at_the_end(self, base: Moment, bucket: int, groups: list[FlatGroup]) -> list[Moment]:
         """Plan stage 1: gradients stay whole until the last micro-batch, then go through the bucket."""
-        stage, growing, zero = self.stage, not self.accumulates, self.zero
+        stage = self.stage
+        growing = not self.accumulates
+        zero = self.zero
         before = 0 if growing else stage.all
         head, most = (stage.projection, stage.all - stage.own_table - stage.layer) if growing else (0, 0)
         table = 0 if growing and stage.own_table else stage.table
@@ -211,7 +216,8 @@ class EngineStep(Passes):
 
     def _summed_on_the_way(self, base: Moment, bucket: int, groups: list[FlatGroup]) -> list[Moment]:
         """Plan stage 2: a full bucket is summed, and the owned part of it is stored."""
-        stage, zero = self.stage, self.zero
+        stage = self.stage
+        zero = self.zero
         workers = self.layout.mesh.data
         moments: list[Moment] = []
         for rank in {0, workers - 1}:
@@ -238,10 +244,13 @@ class EngineStep(Passes):
     # Weights divided --------------------------------------------------------------------------------------------------
 
     def _stage_3(self) -> list[Moment]:
-        zero, stage, workers = self.zero, self.stage, self.layout.mesh.data
+        zero = self.zero
+        stage = self.stage
+        workers = self.layout.mesh.data
         # Every parameter is padded to a multiple of the workers.
         parts = {name: FP32_BYTES * -(-count // FP32_BYTES // workers) for name, count in stage.bytes.items()}
-        share, host = sum(parts.values()), self._host
+        share = sum(parts.values())
+        host = self._host
         # Frozen weights are divided as well, in their own type.
         stored = [weight.element_bytes * -(-weight.elements // workers) for weight in stage.weights]
         weights = 0 if zero.offloads_weights and not self.on_cpu else sum(stored)

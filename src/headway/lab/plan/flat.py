@@ -44,7 +44,8 @@ def flat_groups(shapes: Mapping[str, tuple[int, ...]], workers: int) -> list[Fla
     """Split parameters into matrices, which are decayed, and vectors (`training/optimizer/build.py`)."""
     groups = []
     for decayed in (True, False):
-        begin, places = 0, {}
+        begin = 0
+        places = {}
         for name, size in shapes.items():
             if (len(size) > 1) == decayed:
                 places[name] = (begin, begin := begin + FP32_BYTES * prod(size))
@@ -101,12 +102,15 @@ class Bucket:
         parts = {name: group.part(name, rank) for group in groups for name in group.places}
         self.norms = {name: FP64 * part for name, part in parts.items()} if offloads else {}
         self.owners = {name: group.owners(name) for group in groups for name in group.places}
-        self.rank, self.limit, self.gloo = rank, FP32_BYTES * size, gloo
+        self.rank = rank
+        self.limit = FP32_BYTES * size
+        self.gloo = gloo
         #: Bytes of all parameters of which the worker has a part.
         self.own = sum(sizes[name] for name, owners in self.owners.items() if rank in owners)
         self.own = 0 if offloads else self.own
         self.inside: list[str] = []
-        self.waiting, self.aside = 0, 0
+        self.waiting = 0
+        self.aside = 0
         #: Bytes of gradients outside the bucket.
         self.outside = sum(sizes.values()) if all_there else 0
         #: Peak besides the bucket, by parameter, until the next gradient is computed.

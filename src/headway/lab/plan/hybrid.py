@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def hybrid_activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:
     """Return the activations of a layout's micro-batch on one worker; layers count as their mean."""
-    precision, length = config.train.precision, config.train.sequence_length
+    precision = config.train.precision
+    length = config.train.sequence_length
     assert model.vocab_size is not None and model.dim is not None
     sides = (model.vocab_size, model.dim)
     return traced_activations(

@@ -107,7 +107,8 @@ def live_parameters(
         gloo: Collectives need their own buffer.
     """
     elements = {weight.name: weight.elements for weight in weights}
-    small, total = set[str](), 0
+    small = set[str]()
+    total = 0
     for name, count in elements.items():
         if count + total <= persistent_in_all and count <= persistence:
             small.add(name)
@@ -152,7 +153,8 @@ def _calls(elements: dict[str, int], tied: bool, recomputes: bool, embeds_again:
         calls += layer(index, own_order(index) or _LAYER, f"forward {index}")
     calls += [_Call("loss", ("norm.weight",)), _Call("loss", projection, stays=True), _Call("loss", ("norm.weight",))]
     for index in reversed(range(layers)):
-        part, own = f"backward {index}", own_order(index)
+        part = f"backward {index}"
+        own = own_order(index)
         again = layer(index, own or _LAYER, part) if recomputes else []
         backward = layer(index, ("LAYER", *reversed(own)) if own else _LAYER_BACKWARD, part)
         calls += [*backward[:_BEFORE_RECOMPUTING], *again, *backward[_BEFORE_RECOMPUTING:]]
@@ -163,7 +165,9 @@ class _Arrival:
     """Parameters that were fetched together."""
 
     def __init__(self, names: list[str], buffer: int) -> None:
-        self.names, self.buffer, self.arrived = set(names), buffer, False
+        self.names = set(names)
+        self.buffer = buffer
+        self.arrived = False
 
 
 class _Walk:
@@ -172,7 +176,9 @@ class _Walk:
     def __init__(
         self, calls: list[_Call], weights: tuple[Weight, ...], small: set[str], workers: int, gloo: bool
     ) -> None:
-        self.calls, self.small, self.gloo = calls, small, gloo
+        self.calls = calls
+        self.small = small
+        self.gloo = gloo
         self.elements = {weight.name: weight.elements for weight in weights}
         self.bytes = {weight.name: weight.element_bytes * weight.elements for weight in weights}
         self.aligned = {
@@ -203,7 +209,8 @@ class _Walk:
                 name, used = queue.popleft()
                 self.fetched_for[name] = used
             wanted: list[str] = []
-            count, limit = 0, min(max_live - self.available, prefetch_bucket)
+            count = 0
+            limit = min(max_live - self.available, prefetch_bucket)
             while queue and count < limit:
                 name, used = queue.popleft()
                 self.fetched_for[name] = max(self.fetched_for[name], used)
@@ -240,7 +247,8 @@ class _Walk:
             arrival.arrived = True
 
     def _leave(self, index: int, call: _Call, max_reuse: int) -> None:
-        stays, passed = self.small | self.held, 0
+        stays = self.small | self.held
+        passed = 0
         for later in self.calls[index + 1 :]:
             if passed >= max_reuse:
                 break

@@ -36,7 +36,8 @@ def logits_loss_bytes(config: Config, vocabulary: int, dim: int, tokens: int) ->
     """
     half = HALF.get(config.train.precision)
     with FakeTensorMode():
-        x, projection = torch.empty(1, tokens, dim), torch.empty(vocabulary, dim)
+        x = torch.empty(1, tokens, dim)
+        projection = torch.empty(vocabulary, dim)
         batch: dict[str, Any] = {"targets": torch.zeros(1, tokens, dtype=torch.int64)}
         counter = LiveStorages([x, projection, batch["targets"]])
         leaves = [x.requires_grad_(), projection.requires_grad_()]

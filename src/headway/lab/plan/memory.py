@@ -62,7 +62,9 @@ def plan_memory(
 
         sizes = pretrained_activations(config, model, layout, device)
         stages = [pretrained_stage(config, model, layout)]
-        tables, pairs = pretrained_buffers(config, model), 0  # its passes make their own masks, if any
+        # its passes make their own masks, if any
+        tables = pretrained_buffers(config, model)
+        pairs = 0
     else:
         sizes = _activations(config, model, layout, device)
         stages = pipeline_stages(config, model, layout)
@@ -76,7 +78,8 @@ def plan_memory(
         dim = hidden_size(config, model) if model.implementation == "transformers" else Shape.of(model).dim
         assert model.vocab_size is not None, "the config is complete"
         loss = logits_loss_bytes(config, model.vocab_size, dim, layout.micro_batch * length)
-        sizes, teacher = replace(sizes, loss_forward=loss[0], loss_backward=loss[1]), teacher_bytes(config)
+        sizes = replace(sizes, loss_forward=loss[0], loss_backward=loss[1])
+        teacher = teacher_bytes(config)
     # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     moments: list[Moment] = []
@@ -113,7 +116,9 @@ class _Step(Passes):
 
     def replicated(self) -> list[Moment]:
         """Plan strategies with whole weights: `single`, `ddp`, `zero1` and `zero2`."""
-        stage, layout, name = self.stage, self.layout, self.config.optimizer.name
+        stage = self.stage
+        layout = self.layout
+        name = self.config.optimizer.name
         owners = layout.mesh.replicas if layout.strategy.divides_update else 1
         optimizer = self.moments_of(stage.largest_moments(owners, name))
         state = Moment("", weights=stage.all + stage.frozen, optimizer=optimizer, buffers=self.lasting)
@@ -180,7 +185,8 @@ class _Step(Passes):
 
     def _update(self, owners: int) -> int:
         """Return the optimizer's temporaries on this device."""
-        optimizer, stage = self.config.optimizer, self.stage
+        optimizer = self.config.optimizer
+        stage = self.stage
         if optimizer.offload and not self.on_cpu:
             return 0
         updated = stage.largest_share(owners) if owners > 1 else stage.all
@@ -208,12 +214,18 @@ class _Step(Passes):
         Gradients that accumulate are whole between sums, which come once a step, in every micro-batch, or at the end of
         every lane if elastic (`fsdp.py`). Only sums are shards, and so are those of lanes.
         """
-        stage, layout, shards, name = self.stage, self.layout, self.layout.shards, self.config.optimizer.name
+        stage = self.stage
+        layout = self.layout
+        shards = self.layout.shards
+        name = self.config.optimizer.name
         norms = stage.norms if self.half else 0
-        root, layers, offload = stage.root + norms, stage.layers, self.config.optimizer.offload and not self.on_cpu
+        root = stage.root + norms
+        layers = stage.layers
+        offload = self.config.optimizer.offload and not self.on_cpu
         leaving_unit = stage.layer - norms // layers
         trained_unit = leaving_unit // 2 if self.half else leaving_unit
-        unit, whole_root = trained_unit + stage.frozen_layer, root + stage.frozen_root
+        unit = trained_unit + stage.frozen_layer
+        whole_root = root + stage.frozen_root
         gloo = int(self.gloo)
         leaving = 1.5 if layout.elastic else gloo
         own = 0 if offload else stage.shard(shards)

@@ -42,7 +42,8 @@ def forecasts(plan: Plan, goodput: dict[bool, Range], own: Price | None = None) 
         goodput: As `measured_goodput`.
         own: A price of all these machines together, as of your own.
     """
-    option, machines = plan.recommendation.option, plan.machines
+    option = plan.recommendation.option
+    machines = plan.machines
     hours = None if option is None else plan.hours(option)
     if hours is None:
         return []

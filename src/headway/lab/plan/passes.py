@@ -26,16 +26,23 @@ class Passes:
         gloo: bool,
         lasting: int,
     ) -> None:
-        self.stage, self.layout, self.sizes, self.config = stage, layout, sizes, config
-        self.on_cpu, self.gloo, self.lasting = on_cpu, gloo, lasting
+        self.stage = stage
+        self.layout = layout
+        self.sizes = sizes
+        self.config = config
+        self.on_cpu = on_cpu
+        self.gloo = gloo
+        self.lasting = lasting
         self.accumulates = layout.micro_batches > 1
         self.sums_each_micro_batch = config.parallel.reduces_each_micro_batch(stage.all)
         #: Weights gathered in half precision need no copies, and products save nothing that outlives them.
         #: fp8 layers cast their weights themselves, so those travel in fp32.
         in_half = config.train.precision in ("bf16", "fp16")
         self.half = layout.strategy.cuts_parameters and stage.gathers_half and in_half
-        dense, mixture = self.kept_of(sizes.dense), self.kept_of(sizes.mixture)
-        last, first = (sizes.mixture if stage.mixtures else sizes.dense), self._first
+        dense = self.kept_of(sizes.dense)
+        mixture = self.kept_of(sizes.mixture)
+        last = sizes.mixture if stage.mixtures else sizes.dense
+        first = self._first
         #: Activations that each layer keeps, in the order of layers.
         self.kept = [dense] * (stage.layers - stage.mixtures) + [mixture] * stage.mixtures
         self.last_norm = sizes.last_norm if stage.has_loss else 0

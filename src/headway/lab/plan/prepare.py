@@ -75,7 +75,8 @@ class Plan:
 
     def mfu(self, option: Option) -> float | None:
         """Return the model FLOPs utilisation at that throughput."""
-        speed, peak = self.tokens_per_second(option), self.machines.accelerator.peak_flops(self.precision)
+        speed = self.tokens_per_second(option)
+        peak = self.machines.accelerator.peak_flops(self.precision)
         return None if speed is None or peak is None else speed * self.flops_per_token / peak / self.machines.count
 
     def hours(self, option: Option) -> float | None:
@@ -93,7 +94,8 @@ class Plan:
 
     def energy_kwh(self, option: Option) -> float | None:
         """Estimate the energy of the boards at their power limit; processors, networks and cooling are not counted."""
-        hours, watts = self.hours(option), self.machines.accelerator.watts
+        hours = self.hours(option)
+        watts = self.machines.accelerator.watts
         return None if hours is None or watts is None else hours * watts * self.machines.count / 1000
 
     def cost_usd(self, option: Option) -> float | None:
@@ -103,7 +105,8 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole plan as JSON."""
-        chosen, second = self.recommendation.option, self.recommendation.runner_up
+        chosen = self.recommendation.option
+        second = self.recommendation.runner_up
         return {
             "machines": {
                 "accelerator": self.machines.accelerator.device_name,
@@ -130,7 +133,9 @@ class Plan:
         }
 
     def _option_json(self, option: Option) -> dict[str, Any]:
-        layout, memory, speed = option.layout, option.memory, option.speed
+        layout = option.layout
+        memory = option.memory
+        speed = option.speed
         return {
             "overrides": list(option.overrides),
             "strategy": option.strategy,
@@ -224,7 +229,8 @@ def _as_it_is(config: Config, model: ModelConfig, machines: Machines) -> Option:
 
 
 def _notes(config: Config, machines: Machines) -> Iterator[str]:
-    parallel, precision = config.parallel, config.train.precision
+    parallel = config.parallel
+    precision = config.train.precision
     card = machines.accelerator
     if card.device != "cpu" and card.peak_flops("fp32") is not None and card.peak_flops(precision) is None:
         yield (

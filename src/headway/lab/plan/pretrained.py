@@ -82,14 +82,16 @@ def pretrained_stage(config: Config, model: ModelConfig, layout: Layout) -> Pret
     """
     built, layers = _built(model, config.train.precision)
     places = {id(module): index for index, layer in enumerate(layers) for module in layer.parameters()}
-    table, projection = built.causal.get_input_embeddings(), built.output_projection()
+    table = built.causal.get_input_embeddings()
+    projection = built.output_projection()
     copies = getattr(table, "modules_to_save", None)
     ends = {id((table if copies is None else next(iter(copies.values()))).weight): "embedding.weight"}
     if projection is not None:
         ends.setdefault(id(projection), "head.weight")
     shapes: dict[str, tuple[int, ...]] = {}
     stored: list[Weight] = []
-    frozen_root, frozen_layers = 0, [0] * len(layers)
+    frozen_root = 0
+    frozen_layers = [0] * len(layers)
     last_norm = next((p for p in reversed(list(built.parameters())) if p.ndim == 1 and id(p) not in places), None)
     if last_norm is not None:
         ends.setdefault(id(last_norm), "norm.weight")
@@ -134,7 +136,9 @@ def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, d
         ConfigError: they depend on data, or the model is not divided like that.
     """
     _check_layout(config, layout)
-    precision, length, packed = config.train.precision, config.train.sequence_length, config.data.document_mask
+    precision = config.train.precision
+    length = config.train.sequence_length
+    packed = config.data.document_mask
     built, _ = _built(model, precision)
     return traced_activations(
         lambda rows, mode: _traced(model, precision, (rows, length), mode, packed),
@@ -164,12 +168,14 @@ def traced_activations(
     """
     rows = layout.micro_batch
     one, two = (trace(count, "none") for count in (1, 2))
-    whole, fixed = _line(one, two, rows), _fixed(one, two)
+    whole = _line(one, two, rows)
+    fixed = _fixed(one, two)
     selected = whole
     if layout.checkpointing == "selective":
         one, two = (trace(count, "selective") for count in (1, 2))
         selected = _line(one, two, rows)
-    layers, kept = len(whole.kept), sum(whole.kept) // len(whole.kept)
+    layers = len(whole.kept)
+    kept = sum(whole.kept) // len(whole.kept)
     layer = LayerSizes(
         saved=kept - fixed,
         selected=sum(selected.kept) // layers,

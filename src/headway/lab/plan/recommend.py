@@ -192,7 +192,8 @@ def _check_fp8(config: Config, machines: Machines) -> None:
 
 def _run_seconds(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> float:
     """Sum the time of all steps; steps of a ramp or before a change have other micro-batches, but the same update."""
-    train, total = config.train, 0.0
+    train = config.train
+    total = 0.0
     assert train.steps is not None
     for first, last, rows in train.batches.stretches(0, train.steps):
         batch = {"global_batch": rows, "batch_ramp": [], "sequence_length": train.batches.length(first)}

@@ -39,17 +39,21 @@ HOST_BANDWIDTH = 100e9
 #: Share of a link's bandwidth that collectives of many megabytes reach.
 LINK_SHARE = 0.8
 #: Number of times that saved activations are read or written, forward and backward, eager and compiled (fused).
-PASSES_EAGER, PASSES_COMPILED = 6, 3
+PASSES_EAGER = 6
+PASSES_COMPILED = 3
 #: Bytes moved per logit by the loss, forward and backward.
 BYTES_PER_LOGIT = 40
 #: Bytes moved per parameter: by one update (norm, clipping, AdamW), by one micro-batch (casts, gradients).
-BYTES_PER_UPDATE, BYTES_PER_MICRO_BATCH = 40, 24
+BYTES_PER_UPDATE = 40
+BYTES_PER_MICRO_BATCH = 24
 #: Bytes moved per element of an operand that is rounded to 8 bits, eager and compiled; and roundings per operand in a
 #: forward and backward pass (torchao 0.18.0, `float8/float8_linear.py`).
-BYTES_PER_ROUNDED_EAGER, BYTES_PER_ROUNDED_COMPILED = 33, 7
+BYTES_PER_ROUNDED_EAGER = 33
+BYTES_PER_ROUNDED_COMPILED = 7
 ROUNDINGS = 2
 #: Latency of one stage of a collective in seconds, within a machine and between machines.
-LATENCY_INSIDE_SECONDS, LATENCY_BETWEEN_SECONDS = 5e-6, 15e-6
+LATENCY_INSIDE_SECONDS = 5e-6
+LATENCY_BETWEEN_SECONDS = 15e-6
 #: Share of the forward and backward pass that is backward.
 _BACKWARD = 2 / 3
 
@@ -123,14 +127,17 @@ class Speed:
 def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Machines) -> Speed | None:
     """Estimate the time of a step; None if a figure of the accelerator or its links is unknown, or if transformers
     computes the model, whose kernels are not known."""
-    accelerator, precision = machines.accelerator, config.train.precision
-    peak, bandwidth = accelerator.peak_flops(precision), accelerator.bandwidth_gb_per_second
+    accelerator = machines.accelerator
+    precision = config.train.precision
+    peak = accelerator.peak_flops(precision)
+    bandwidth = accelerator.bandwidth_gb_per_second
     others = accelerator.peak_flops("bf16") if precision == "fp8" else peak
     if peak is None or others is None or bandwidth is None or model.implementation == "transformers":
         return None
     if layout.mesh.size > 1 and machines.link_bytes_per_second() is None:
         return None
-    workers, length = layout.mesh.size, config.train.sequence_length
+    workers = layout.mesh.size
+    length = config.train.sequence_length
     per_token = flops_per_token(model, length)
     tokens = config.train.tokens_per_step
     own = tokens / workers
@@ -170,8 +177,10 @@ class _Product:
 
 def _products(model: ModelConfig, precision: str) -> Iterator[_Product]:
     shape = Shape.of(model)
-    width, mixtures = shape.heads * shape.head_dim, shape.layers - shape.dense_layers
-    attending, branches = len(shape.attention_layers), 1 if model.activation == "relu2" else 2
+    width = shape.heads * shape.head_dim
+    mixtures = shape.layers - shape.dense_layers
+    attending = len(shape.attention_layers)
+    branches = 1 if model.activation == "relu2" else 2
     dense = len(pattern_layers(shape.pattern, FEED_FORWARD)) if shape.pattern else shape.dense_layers
 
     def linear(layers: int, rows: int, columns: int, again: float) -> _Product:
@@ -212,7 +221,8 @@ def _attention_flops_per_token(model: ModelConfig, length: int, layout: Layout, 
 
 def _product_flops_per_token(model: ModelConfig, layout: Layout, precision: str) -> float:
     """Count the FLOPs of products actually computed per token, including recomputation."""
-    shape, counts = Shape.of(model), count_parameters(model)
+    shape = Shape.of(model)
+    counts = count_parameters(model)
     layers = 6 * (counts.active - counts.embedding)
     # The forward pass is a third of the FLOPs.
     selective = sum(2 * product.parameters * product.again for product in _products(model, precision))
@@ -277,14 +287,21 @@ class _Collectives:
     """The communication of one step."""
 
     def __init__(self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage) -> None:
-        self.layout, self.machines, self.stage = layout, machines, stage
+        self.layout = layout
+        self.machines = machines
+        self.stage = stage
         self.config, self.element = config, element_bytes(config.train.precision)
-        self.shape, self.length = Shape.of(model), config.train.sequence_length
+        self.shape = Shape.of(model)
+        self.length = config.train.sequence_length
 
     def exposed_seconds(self, micro_batch_seconds: float) -> float:
         """Estimate the time that is not hidden, given the time of one micro-batch's passes."""
-        layout, stage, mesh, strategy = self.layout, self.stage, self.layout.mesh, self.layout.strategy
-        count, backward = layout.micro_batches, micro_batch_seconds * _BACKWARD
+        layout = self.layout
+        stage = self.stage
+        mesh = self.layout.mesh
+        strategy = self.layout.strategy
+        count = layout.micro_batches
+        backward = micro_batch_seconds * _BACKWARD
         data = self._group(mesh.data, mesh.cp * mesh.tp)
         shards = self._group(mesh.dp_shard, mesh.cp * mesh.tp)
         copies = self._group(mesh.dp_replicate, mesh.cp * mesh.tp * mesh.dp_shard)
@@ -313,10 +330,12 @@ class _Collectives:
         Weights are sent after the update. `stage3.py`: weights are gathered for the forward pass, and, unless they stay
         gathered, again for the backward pass; gradients are summed for their owners.
         """
-        stage, count = self.stage, self.layout.micro_batches
+        stage = self.stage
+        count = self.layout.micro_batches
         zero = ZeroSettings.of(self.config, self.layout.mesh.data)
         pieces = ceil(stage.all / FP32_BYTES / zero.reduce_bucket)
-        forward, backward = micro_batch_seconds * (1 - _BACKWARD), micro_batch_seconds * _BACKWARD
+        forward = micro_batch_seconds * (1 - _BACKWARD)
+        backward = micro_batch_seconds * _BACKWARD
         if zero.stage < 3:
             summed = (1 if zero.reduces_to_owner else 2) * self._ring(stage.all, data, pieces)
             shown = max(0.0, summed - backward) if zero.overlaps else summed
@@ -335,13 +354,15 @@ class _Collectives:
         return count * shown + self._ring(small, data, 1)
 
     def _sharded(self, shards: _Group, copies: _Group, micro_batch_seconds: float) -> float:
-        layout, stage = self.layout, self.stage
+        layout = self.layout
+        stage = self.stage
         units = stage.layers
         layers = self._ring(self._gathered(stage.in_layers), shards, units)
         # The root is the first unit of both passes; nothing can hide it.
         root = self._ring(stage.root, shards, 1)
         sent = self._ring(stage.in_layers, shards, units)
-        forward, backward = micro_batch_seconds * (1 - _BACKWARD), micro_batch_seconds * _BACKWARD
+        forward = micro_batch_seconds * (1 - _BACKWARD)
+        backward = micro_batch_seconds * _BACKWARD
         again = layers if layout.reshard_after_forward else 0.0
         sends = sent + 2 * self._ring(stage.all // layout.mesh.dp_shard, copies, units)
         sums = 1
@@ -407,11 +428,13 @@ class _Collectives:
         """Estimate the seconds to all-gather or reduce-scatter `count` bytes in a number of pieces."""
         if group.size == 1:
             return 0.0
-        link, network = self.machines.link_bytes_per_second(), self.machines.network_bytes_per_second()
+        link = self.machines.link_bytes_per_second()
+        network = self.machines.network_bytes_per_second()
         assert link is not None
         inside = group.size <= group.per_node
         if inside or network is None:
-            bandwidth, latency = link, LATENCY_INSIDE_SECONDS
+            bandwidth = link
+            latency = LATENCY_INSIDE_SECONDS
         else:
             # One ring per worker of the group on a machine, each through its own port.
             bandwidth = min(link, network * group.per_node) if group.per_node > 1 else network

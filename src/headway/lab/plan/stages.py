@@ -48,8 +48,10 @@ def _stage(
     config: Config, layout: Layout, whole: dict[str, tuple[int, ...]], *, place: int, each: int, mine: Sequence[range]
 ) -> Stage:
     """Build the part of the worker at one place of a pipeline; layers that are alike get the names of the first."""
-    workers, micro_batches = layout.mesh.pp, layout.micro_batches // layout.lanes
-    first, last = place == 0, place == workers - 1
+    workers = layout.mesh.pp
+    micro_batches = layout.micro_batches // layout.lanes
+    first = place == 0
+    last = place == workers - 1
     layers = sum(len(stage) for stage in mine)
     # Those of a pattern differ, so that their own ones count.
     chosen = {layer for stage in mine for layer in stage} if config.model.layer_pattern else set(range(layers))
@@ -275,7 +277,9 @@ class Stage:
         most_owned = max(range(workers), key=lambda rank: sum(self.bytes[name] for name in dealt[rank]))
         order = list(reversed(self.bytes))
         buckets = self._buckets_by_owner(order, owner)
-        waiting, arrived, sent = 0, sum(self.bytes[name] for name in dealt[most_owned]) if sums else 0, 0
+        waiting = 0
+        arrived = sum(self.bytes[name] for name in dealt[most_owned]) if sums else 0
+        sent = 0
         in_flight: deque[tuple[int, bool]] = deque()
         done: set[str] = set()
         found: dict[str, int] = {}

@@ -76,7 +76,8 @@ class LiveStorages(TorchDispatchMode):
 
     def restart(self) -> int:
         """Return the most bytes since the last call, and begin again."""
-        most, self.most = self.most, self.live
+        most = self.most
+        self.most = self.live
         return most
 
 

@@ -25,7 +25,8 @@ _SIZES = {"cuda": (4096, 8192)}
 _SIZES_ELSEWHERE = (512, 1024, 2048, 4096)
 _LONGEST_SECONDS = 0.4
 #: Minimum number of repeats, and their duration; the best one counts, since other processes may use the machine.
-_LEAST_REPEATS, _MEASURED_SECONDS = 4, 0.3
+_LEAST_REPEATS = 4
+_MEASURED_SECONDS = 0.3
 #: Shorter products are too short to be timed one by one.
 _LARGE_FLOPS = 1e8
 _COPY_BYTES = {"cuda": 2**30}
@@ -67,7 +68,8 @@ def raised_by(products: Sequence[Product], ceilings: Ceilings) -> Ceilings:
     fastest = max(large, key=lambda product: product.flops / product.seconds, default=None)
     if fastest is None or fastest.flops / fastest.seconds <= ceilings.products_flops_per_second:
         return ceilings
-    rate, precision = fastest.flops / fastest.seconds, ceilings.products.split()[0]
+    rate = fastest.flops / fastest.seconds
+    precision = ceilings.products.split()[0]
     text = f"{precision} products of {fastest.shape} in the run itself"
     return ceilings.model_copy(update={"products_flops_per_second": rate, "products": text})
 

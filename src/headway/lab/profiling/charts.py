@@ -59,7 +59,8 @@ def memory_chart(memory: Memory) -> Chart:
     tensors.
     """
     scale, unit = (1.0, "seconds") if memory.parts and memory.parts[-1][2] >= 1 else (1e3, "milliseconds")
-    base, resident = memory.base_bytes / _MIB, [size / _MIB for size in memory.resident_bytes]
+    base = memory.base_bytes / _MIB
+    resident = [size / _MIB for size in memory.resident_bytes]
     highest = max([base, *(size / _MIB for size in memory.tensor_bytes)])
     apart = max(resident, default=0.0) > _APART * highest
     legend = [Entry("tensors", _TENSORS), Entry("always in use: weights, gradients, moments", "muted", "dashed")]
@@ -98,10 +99,12 @@ def _tensors(axes: Axes, memory: Memory, scale: float) -> None:
 
 def roofline_chart(worker: WorkerRecord) -> Chart | None:
     """Draw matrix products by arithmetic intensity below the roofline; None if there are none."""
-    products, ceilings = worker.products, worker.ceilings
+    products = worker.products
+    ceilings = worker.ceilings
     if not products:
         return None
-    top, bandwidth = ceilings.flops_per_second, ceilings.copy_bytes_per_second
+    top = ceilings.flops_per_second
+    bandwidth = ceilings.copy_bytes_per_second
     low = min(*(p.intensity for p in products), top / bandwidth) / 3
     high = max(*(p.intensity for p in products), top / bandwidth) * 3
     total = sum(p.calls * p.seconds for p in products)

@@ -30,7 +30,8 @@ def render_page(found: Profile) -> str:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    headers, worker = part_headers(found), found.workers[found.slowest]
+    headers = part_headers(found)
+    worker = found.workers[found.slowest]
     losses = [[loss.what, " or ".join(loss.advice)] for loss in found.losses]
     roofline = roofline_chart(worker)
     return html.page(

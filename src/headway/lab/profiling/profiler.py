@@ -55,7 +55,8 @@ class Profiler(Callback):
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self._plan, self._folder = plan, folder
+        self._plan = plan
+        self._folder = folder
         self._finished = 0
         self._stall: float | None = None
         self._items: list[float] = []
@@ -120,8 +121,10 @@ class Profiler(Callback):
         for recorder in self._on:
             recorder.end()
         self._finished += 1
-        plan, done = self._plan, self._finished
-        timed_end, traced_end = plan.warmup + plan.timed, plan.warmup + plan.timed + plan.traced
+        plan = self._plan
+        done = self._finished
+        timed_end = plan.warmup + plan.timed
+        traced_end = plan.warmup + plan.timed + plan.traced
         if done == plan.warmup:
             self._on = [self._timed]
         elif done == timed_end:
@@ -142,7 +145,8 @@ class Profiler(Callback):
     # The result ------------------------------------------------------------------------------------------------------
 
     def _make_record(self, job: Job) -> WorkerRecord:
-        world, tracing = job.world, self._tracing
+        world = job.world
+        tracing = self._tracing
         assert tracing is not None and self._work is not None
         tracing.save_trace(self._folder / f"trace-{world.rank}.json.gz")
         if self._plan.snapshot:

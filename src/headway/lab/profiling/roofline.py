@@ -107,7 +107,8 @@ def _rows(workers: Sequence[WorkerRecord], slowest: WorkerRecord, per_step: Sequ
 
 def _ideal(part: str, worker: WorkerRecord) -> tuple[float | None, float | None, float | None]:
     """Return the least seconds of a part, and its FLOPs and bytes; None where unknown."""
-    work, ceilings = worker.work, worker.ceilings
+    work = worker.work
+    ceilings = worker.ceilings
     if part in PASSES:
         both = None if work.forward_flops is None else work.forward_flops + (work.backward_flops or 0.0)
         flops = {"forward": work.forward_flops, "backward": work.backward_flops, BOTH_PASSES: both}[part]

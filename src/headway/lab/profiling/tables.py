@@ -30,7 +30,8 @@ def spread_text(found: Profile) -> str:
 
 def warnings(found: Profile) -> list[str]:
     """Return warnings about unreliable numbers: one delayed step dominates the mean of few steps."""
-    spread, steps = found.spread, len(found.workers[found.slowest].steps)
+    spread = found.spread
+    steps = len(found.workers[found.slowest].steps)
     if not spread.outliers:
         return []
     return [
@@ -61,7 +62,8 @@ def part_rows(found: Profile) -> list[list[str]]:
     """Return one row per part and one for the whole step."""
     several = len(found.workers) > 1
     rows = [_part_row(row, several) for row in found.rows]
-    mean, slowest = sum(r.mean_seconds for r in found.rows), sum(r.slowest_seconds for r in found.rows)
+    mean = sum(r.mean_seconds for r in found.rows)
+    slowest = sum(r.slowest_seconds for r in found.rows)
     waiting = sum(r.waiting_seconds for r in found.rows)
     times = [seconds_text(mean), seconds_text(slowest), seconds_text(waiting)] if several else [seconds_text(slowest)]
     return [*rows, ["step", *times, f"{sum(r.share for r in found.rows):.1%}", "", "", ""]]

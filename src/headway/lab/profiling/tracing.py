@@ -40,7 +40,8 @@ class Tracing:
     """
 
     def __init__(self, device: torch.device, snapshot: bool) -> None:
-        self._device, self._snapshot = device, snapshot
+        self._device = device
+        self._snapshot = snapshot
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler: Any = profile(activities=activities, record_shapes=True, profile_memory=True, with_flops=True)
         self._part: Any = None
@@ -141,7 +142,8 @@ class Tracing:
         steps = [e for e in events if e.name().startswith(PREFIX) and is_on(e, "CPU")]
         if not steps:
             return None
-        first, last = min(e.start_ns() for e in steps), max(e.end_ns() for e in steps)
+        first = min(e.start_ns() for e in steps)
+        last = max(e.end_ns() for e in steps)
         kernels = [(e.start_ns(), e.end_ns()) for e in device_kernels(events)]
         return 1 - covered(kernels, first, last) / int(last - first)
 
@@ -170,7 +172,8 @@ class Tracing:
             peaks[part] = max(peaks.get(part, 0), *(size for _, size in clipped(curve, start, stop)))
         began = host_parts[0][1] if host_parts else 0.0
         resident = [(at - began, size) for at, size in self._resident.samples if 0 <= at - began <= end]
-        kept, sampled = thinned(shown, _POINTS), thinned(resident, _POINTS)
+        kept = thinned(shown, _POINTS)
+        sampled = thinned(resident, _POINTS)
         return Memory(
             base_bytes=base_bytes,
             kind="cuda" if self._device.type == "cuda" else "cpu",

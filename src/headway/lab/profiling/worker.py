@@ -22,7 +22,8 @@ def main() -> None:
     The run directory is the one of FOLDER's config.
     """
     begin_process()
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    folder = Path(sys.argv[1])
+    rank = int(os.environ["RANK"])
     os.dup2(2, 1)  # stdout is for the command's result; keep what libraries print out of it
     if rank > 0:
         keep_log(folder / f"worker-{rank}.log")

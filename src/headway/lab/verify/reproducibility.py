@@ -119,7 +119,9 @@ class _Trainings:
     """Runs of one config in a scratch folder."""
 
     def __init__(self, config: Config, steps: int, folder: Path) -> None:
-        self._config, self._steps, self._folder = config, steps, folder
+        self._config = config
+        self._steps = steps
+        self._folder = folder
         self._file = folder / "config.yaml"
         self._file.write_text(dump_config(config), encoding="utf-8")
 
@@ -200,7 +202,8 @@ def _other_workers(config: Config, wanted: int | None) -> int:
     if wanted is not None:
         resolve_lanes(config, wanted)
         return wanted
-    workers, lanes = config.parallel.workers, resolve_lanes(config, config.parallel.workers).lanes
+    workers = config.parallel.workers
+    lanes = resolve_lanes(config, config.parallel.workers).lanes
     if workers > 1:
         return workers // 2
     if lanes == 1:

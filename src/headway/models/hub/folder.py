@@ -56,7 +56,8 @@ def base_folder(source: Path | str, *, with_code: bool = False) -> Path:
     if not is_adapter(folder):
         return folder
     settings = _read(folder / ADAPTER)
-    name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
+    name = settings.get("base_model_name_or_path")
+    revision = settings.get("revision")
     if not isinstance(name, str) or not name:
         raise ConfigError(
             "the adapter does not name the model that it adapts",
@@ -161,7 +162,8 @@ def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
     found: dict[str, dict[str, Any]] = {}
     try:
         for path in files:
-            stamp, before = _stamp(path), known.get(path.name)
+            stamp = _stamp(path)
+            before = known.get(path.name)
             if isinstance(before, dict) and before.get("stamp") == stamp:
                 found[path.name] = before
             else:

@@ -97,7 +97,8 @@ def _mamba_states(module: Any) -> Fusion:
 
 def _mamba2(module: Any) -> Fusion:
     """Return the rule for gate, inputs, B, C and steps."""
-    inner, states = module.intermediate_size, module.n_groups * module.ssm_state_size
+    inner = module.intermediate_size
+    states = module.n_groups * module.ssm_state_size
     return Fusion((inner, inner, states, states, module.num_heads))
 
 

@@ -66,7 +66,8 @@ def _past_adapters(network: Any) -> list[str] | None:
 
 def _linear_names(network: Any) -> list[str]:
     """Return the last names of the linear layers that can have an adapter, but for the output projection's."""
-    head, without = network.get_output_embeddings(), _past_adapters(network) or []
+    head = network.get_output_embeddings()
+    without = _past_adapters(network) or []
     modules = ((name.split(".")[-1], module) for name, module in network.named_modules() if ".lora_" not in name)
     found = {name for name, module in modules if isinstance(module, nn.Linear) and module is not head}
     return sorted(found.difference(without, ("base_layer",)))

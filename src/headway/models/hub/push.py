@@ -139,7 +139,8 @@ def _explained(repository: str, error: Exception) -> ConfigError:
     status = next((code for one in causes(error) if (code := _status(one)) is not None), None)
     words = redact(" ".join(str(error).split())[:300])
     if status == 401:
-        what, fix = "the Hub does not accept the token", f"set {TOKEN} to a token that is valid and may write"
+        what = "the Hub does not accept the token"
+        fix = f"set {TOKEN} to a token that is valid and may write"
     elif status == 403:
         what = f"the token may not write to this repository: {words}"
         fix = f"set {TOKEN} to a token that may write, or name another organisation"
@@ -147,7 +148,8 @@ def _explained(repository: str, error: Exception) -> ConfigError:
         what = f"the Hugging Face Hub cannot be reached: {words or type(error).__name__}"
         fix = "run the same command again with a network; unset HF_HUB_OFFLINE"
     else:
-        what, fix = f"the model was not sent: {words or type(error).__name__}", "run the same command again"
+        what = f"the model was not sent: {words or type(error).__name__}"
+        fix = "run the same command again"
     return ConfigError(what, where=repository, fix=fix)
 
 

@@ -65,7 +65,9 @@ class QuantizedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear, kind: Kind) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.kind = layer.in_features, layer.out_features, kind
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+        self.kind = kind
         codes, scales = quantize(layer.weight, kind)
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)

@@ -24,6 +24,7 @@ def balance_loss(router_logits: Sequence[torch.Tensor], targets_BT: torch.Tensor
     for logits in router_logits:
         scores_BTE = torch.softmax(logits.float(), dim=-1).view(*targets_BT.shape, -1)
         routed_BTE = torch.zeros_like(scores_BTE).scatter_(2, scores_BTE.topk(chosen, dim=-1).indices, 1.0)
-        load_BE, importance_BE = load_BE + routed_BTE.mean(1), importance_BE + scores_BTE.mean(1)
+        load_BE = load_BE + routed_BTE.mean(1)
+        importance_BE = importance_BE + scores_BTE.mean(1)
     loss_B = load_BE.shape[-1] * (load_BE * importance_BE).sum(1) / len(router_logits) ** 2
     return (loss_B * (targets_BT != IGNORE_TARGET).sum(1)).sum()

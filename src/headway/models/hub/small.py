@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 #: Parameters of the largest one that is made: 256 MiB in fp32.
 _MOST = 2**26
-_VOCABULARY, _EXPERTS = 256, 64
+_VOCABULARY = 256
+_EXPERTS = 64
 #: All widths are divided by one number, so that what are products and sums of others stay so.
 _DIVISORS = (64, 32, 16, 8, 4, 2, 1)
 #: Keys of widths. Those below a least value, such as the states of Mamba, follow from no other.
 _WIDTH = re.compile(r"(^|_)(dim|size|rank|width|embd|inner|model|ff|d_head|d_ssm)(_|$)")
 _NO_WIDTH = re.compile(r"vocab|chunk|window|kernel|patch|image|batch|group")
-_LEAST_WIDTH, _LEAST_PART = 32, 4
+_LEAST_WIDTH = 32
+_LEAST_PART = 4
 _NUMBER_OF_EXPERTS = re.compile(r"(^|_)(routed|local|num|n)_experts$")
 
 
@@ -81,7 +83,8 @@ def _kinds(module: torch.nn.Module) -> set[str]:
 
 def _layers_of_each_kind(model: TransformersModel, values: dict[str, Any]) -> dict[int, int]:
     """Return the number of layers, and how many from the first on have every kind of layer; empty if it is unknown."""
-    layers, lists = model.layers(), [found for found in values.values() if isinstance(found, list)]
+    layers = model.layers()
+    lists = [found for found in values.values() if isinstance(found, list)]
     kinds = []
     for number, layer in enumerate(layers):
         named = [str(per_layer[number]) for per_layer in lists if len(per_layer) == len(layers)]

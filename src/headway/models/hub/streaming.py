@@ -141,7 +141,9 @@ class _Whole:
     """The first values of a model that is loaded as a whole when the first one is asked for."""
 
     def __init__(self, config: ModelConfig, seed: int, precision: str) -> None:
-        self._config, self._seed, self._precision = config, seed, precision
+        self._config = config
+        self._seed = seed
+        self._precision = precision
         self._state: dict[str, torch.Tensor] = {}
 
     def __call__(self, name: str, size: Sequence[int]) -> torch.Tensor:

@@ -64,7 +64,8 @@ class TransformersModel(nn.Module):
 
     def __init__(self, config: ModelConfig, network: Any) -> None:
         super().__init__()
-        self.config, self.network = config, network
+        self.config = config
+        self.network = network
         #: Values of buffers that are no part of the state, by name: on the meta device they would be lost.
         self.buffers_at_first: dict[str, torch.Tensor] = {
             name: buffer.detach().clone()
@@ -343,7 +344,8 @@ class TransformersModel(nn.Module):
         See `headway.models.facts.flops_per_token`. Of stacked experts only those that compute a token count.
         """
         config = self.causal.config.get_text_config()
-        embedding, total = self.causal.get_input_embeddings(), 0.0
+        embedding = self.causal.get_input_embeddings()
+        total = 0.0
         tied = embedding.weight is self.output_projection()
         for p in self.parameters():
             if p.ndim < 2 or (p is embedding.weight and not tied):

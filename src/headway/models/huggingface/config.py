@@ -63,7 +63,8 @@ def from_huggingface(values: dict[str, Any], where: str) -> ModelConfig:
                 fix="use a checkpoint without this setting, or model.implementation=transformers",
             )
     try:
-        dim, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
+        dim = int(values["hidden_size"])
+        heads = int(values["num_attention_heads"])
         own = mixtures.from_mixture_keys(architecture, values, where) if family is _MIXTURE else family.reads(values)
         keys = {
             "vocab_size": values["vocab_size"],
@@ -137,7 +138,8 @@ def to_huggingface(config: ModelConfig, dtype: str, special_ids: dict[str, int |
     Raises:
         ConfigError: no architecture of transformers computes this decoder.
     """
-    shape, architecture = Shape.of(config), architecture_of(config)
+    shape = Shape.of(config)
+    architecture = architecture_of(config)
     family = FAMILIES.get(architecture, _MIXTURE)
     own = mixtures.mixture_keys(config) if family is _MIXTURE else family.writes(config)
     rotary = to_rotary_keys(config, partial="partial_rotary_factor" in own) if config.rotary_fraction else {}

@@ -91,7 +91,8 @@ def _write_weights(tensors: Mapping[str, torch.Tensor], folder: Path, dtype: tor
             shards.append([])
             size = 0
         shards[-1].append(name)
-        size, total = size + needed, total + needed
+        size = size + needed
+        total = total + needed
     weight_map = {}
     for number, names in enumerate(shards, 1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"

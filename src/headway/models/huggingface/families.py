@@ -19,9 +19,16 @@ from headway.models.shape import Shape
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-SMOLLM3, GRANITE, OLMO2 = "SmolLM3ForCausalLM", "GraniteForCausalLM", "Olmo2ForCausalLM"
-LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-GLM, GLM4, NEMOTRON = "GlmForCausalLM", "Glm4ForCausalLM", "NemotronForCausalLM"
+SMOLLM3 = "SmolLM3ForCausalLM"
+GRANITE = "GraniteForCausalLM"
+OLMO2 = "Olmo2ForCausalLM"
+LLAMA = "LlamaForCausalLM"
+MISTRAL = "MistralForCausalLM"
+QWEN2 = "Qwen2ForCausalLM"
+QWEN3 = "Qwen3ForCausalLM"
+GLM = "GlmForCausalLM"
+GLM4 = "Glm4ForCausalLM"
+NEMOTRON = "NemotronForCausalLM"
 NEMOTRON_H = "NemotronHForCausalLM"
 
 
@@ -64,7 +71,8 @@ def _read_hybrid(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_hybrid(config: ModelConfig) -> dict[str, Any]:
-    pattern, mamba = config.layer_pattern or "", config.mamba
+    pattern = config.layer_pattern or ""
+    mamba = config.mamba
     sizes = {
         "mamba_num_heads": mamba.heads,
         "mamba_head_dim": mamba.head_dim,
@@ -92,7 +100,8 @@ def _write_glm(config: ModelConfig) -> dict[str, Any]:
 
 
 def _read_smollm3(values: Mapping[str, Any]) -> dict[str, Any]:
-    layers, every = values["num_hidden_layers"], values["no_rope_layer_interval"]
+    layers = values["num_hidden_layers"]
+    every = values["no_rope_layer_interval"]
     turns = values.get("no_rope_layers") or [(index + 1) % every != 0 for index in range(layers)]
     pattern = "".join(FULL if turn else NO_ROTARY for turn in turns[:layers])
     if set(values.get("layer_types") or ()) - {"full_attention"}:
@@ -288,8 +297,10 @@ _KEYS = {
 
 def traits(config: ModelConfig) -> frozenset[str]:
     """Return what distinguishes a decoder without experts from that of Llama without biases."""
-    shape, both = Shape.of(config), config.qkv_bias and config.output_bias
-    pattern, over_heads = config.attention_pattern or "", config.qk_norm_over == "projection"
+    shape = Shape.of(config)
+    both = config.qkv_bias and config.output_bias
+    pattern = config.attention_pattern or ""
+    over_heads = config.qk_norm_over == "projection"
     is_root = gemma.scales_by_root(config)
     scaled_by_root = gemma.root_of(config.attention_scale) is not None
     found = {

@@ -18,14 +18,16 @@ from headway.models.shape import Shape
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-GEMMA2, GEMMA3 = "Gemma2ForCausalLM", "Gemma3ForCausalLM"
+GEMMA2 = "Gemma2ForCausalLM"
+GEMMA3 = "Gemma3ForCausalLM"
 
 _LAYER_TYPES = {FULL: "full_attention", SLIDING: "sliding_attention"}
 
 
 def _read(values: Mapping[str, Any], every: int) -> dict[str, Any]:
     """Read the keys of both; of so many layers the last one is full by default."""
-    layers, letters = values["num_hidden_layers"], {name: letter for letter, name in _LAYER_TYPES.items()}
+    layers = values["num_hidden_layers"]
+    letters = {name: letter for letter, name in _LAYER_TYPES.items()}
     default = ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(layers)]
     pattern = "".join(letters[kind] for kind in (values.get("layer_types") or default)[:layers])
     return {

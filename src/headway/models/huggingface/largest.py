@@ -6,7 +6,11 @@ from typing import Any
 
 from headway.core.errors import ConfigError
 
-_LAYERS, _WIDTH, _INNER_WIDTH, _HEADS, _POSITIONS = 10_000, 2**20, 2**22, 2**16, 2**26
+_LAYERS = 10_000
+_WIDTH = 2**20
+_INNER_WIDTH = 2**22
+_HEADS = 2**16
+_POSITIONS = 2**26
 #: Key -> the largest accepted size, far above that of any existing model. A config with a larger size is damaged or
 #: hostile, and building that many modules would exhaust time and memory.
 LARGEST = {

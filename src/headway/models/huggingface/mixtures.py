@@ -17,7 +17,9 @@ from headway.models.shape import Shape
 if TYPE_CHECKING:
     from headway.config import ModelConfig
 
-MIXTRAL, QWEN, GLM = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM"
+MIXTRAL = "MixtralForCausalLM"
+QWEN = "Qwen3MoeForCausalLM"
+GLM = "Glm4MoeForCausalLM"
 MIXTURES = (MIXTRAL, QWEN, GLM)
 MODEL_TYPES = {MIXTRAL: "mixtral", QWEN: "qwen3_moe", GLM: "glm4_moe"}
 
@@ -92,7 +94,8 @@ def mixture_architecture(config: ModelConfig) -> str:
 
 def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, str, str]]:
     """List possible obstacles to the export: key, whether it applies, why, and the alternative."""
-    softmax, narrow = architecture != GLM, bool(config.sliding_window)
+    softmax = architecture != GLM
+    narrow = bool(config.sliding_window)
     biases = (config.qkv_bias, config.output_bias)
     own_biases = {MIXTRAL: (False, False), QWEN: (True, True), GLM: (True, False)}[architecture]
     return [
@@ -171,7 +174,8 @@ def _obstacles(config: ModelConfig, architecture: str) -> list[tuple[str, bool, 
 
 def mixture_keys(config: ModelConfig) -> dict[str, Any]:
     """Return the keys of `config.json` for the experts and their architecture."""
-    shape, architecture = Shape.of(config), mixture_architecture(config)
+    shape = Shape.of(config)
+    architecture = mixture_architecture(config)
     common = {"num_experts_per_tok": shape.experts_per_token, "output_router_logits": False}
     if architecture == MIXTRAL:
         return {

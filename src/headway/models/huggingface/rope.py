@@ -48,7 +48,8 @@ def from_rotary_keys(values: Mapping[str, Any], where: str) -> dict[str, Any]:
             where=f"{where}, rope_parameters or rope_scaling",
             fix="use a checkpoint without this rope scaling, or model.implementation=transformers",
         )
-    name, longest = "original_max_position_embeddings", values["max_position_embeddings"]
+    name = "original_max_position_embeddings"
+    longest = values["max_position_embeddings"]
     original = values.get(name) or rotary.get(name) or longest
     scaling: dict[str, Any] = {"kind": kind, "factor": rotary["factor"]}
     if kind == "llama3":
@@ -72,7 +73,8 @@ def from_rotary_keys(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _attention_factor(rotary: Mapping[str, Any], factor: float) -> float | None:
     """Return the factor of DeepSeek's spelling, which has two coefficients; None without them."""
-    top, bottom = rotary.get("mscale"), rotary.get("mscale_all_dim")
+    top = rotary.get("mscale")
+    bottom = rotary.get("mscale_all_dim")
     if not top or not bottom:
         return None
     return float((0.1 * top * math.log(factor) + 1) / (0.1 * bottom * math.log(factor) + 1))

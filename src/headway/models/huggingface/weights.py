@@ -60,8 +60,10 @@ SELECTION_BIAS = "e_score_correction_bias"
 
 def weight_names(config: ModelConfig) -> dict[str, list[str]]:
     """Map each parameter name to the names of its tensors in a Hugging Face checkpoint, in fused order."""
-    architecture, shape = architecture_of(config), Shape.of(config)
-    hybrid, root = architecture == NEMOTRON_H, _root(architecture)
+    architecture = architecture_of(config)
+    shape = Shape.of(config)
+    hybrid = architecture == NEMOTRON_H
+    root = _root(architecture)
     same, attention = (_SAME_IN_HYBRID, "mixer.") if hybrid else (_SAME_IN_LAYER, "self_attn.")
     if architecture in FAMILIES:
         same = {**same, **FAMILIES[architecture].weights}
@@ -128,7 +130,8 @@ def _mixture_names(config: ModelConfig, shape: Shape, ours: str, theirs: str) ->
 
 def split_weight(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Tensor]:
     """Split a parameter into the tensors of a Hugging Face checkpoint, in the order of `weight_names`."""
-    shape, fused = Shape.of(config), architecture_of(config) in _FUSED
+    shape = Shape.of(config)
+    fused = architecture_of(config) in _FUSED
     if name.endswith("shared.gate_up.weight"):
         return list(tensor.chunk(2))
     if name.endswith("experts.gate_up"):
@@ -148,7 +151,8 @@ def split_weight(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[t
 
 def fuse_weights(name: str, tensors: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:
     """Fuse the tensors of a Hugging Face checkpoint into one parameter; the inverse of `split_weight`."""
-    shape, fused = Shape.of(config), architecture_of(config) in _FUSED
+    shape = Shape.of(config)
+    fused = architecture_of(config) in _FUSED
     if name.endswith("shared.gate_up.weight"):
         return torch.cat(tensors)
     if name.endswith("experts.gate_up"):
@@ -178,7 +182,8 @@ def _halves(rows: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 def _reordered(rows: torch.Tensor, shape: Shape, sides: tuple[int, int]) -> torch.Tensor:
     heads = torch.unflatten(rows, 0, (-1, shape.head_dim))
-    turned, kept = heads[:, : shape.rotary_dim], heads[:, shape.rotary_dim :]
+    turned = heads[:, : shape.rotary_dim]
+    kept = heads[:, shape.rotary_dim :]
     return torch.cat((torch.unflatten(turned, 1, sides).transpose(1, 2).flatten(1, 2), kept), dim=1).flatten(0, 1)
 
 

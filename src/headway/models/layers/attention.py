@@ -162,7 +162,8 @@ def packed_positions(
         window: Sliding window, if any.
         kernel: From `document_kernel`.
     """
-    cos, sin = cos[documents.positions_BT], sin[documents.positions_BT]
+    cos = cos[documents.positions_BT]
+    sin = sin[documents.positions_BT]
     if kernel == "varlen":
         return Positions(cos, sin, window=window, bounds=documents.bounds)
     if kernel == "segments":
@@ -191,16 +192,19 @@ def shared_positions(
         window: Sliding window, if any.
     """
     if documents is None:
-        cos, sin = shared.cut(cos[:length], 0), shared.cut(sin[:length], 0)
+        cos = shared.cut(cos[:length], 0)
+        sin = shared.cut(sin[:length], 0)
     else:
         places_BT = shared.cut(documents.positions_BT, 1)
-        cos, sin = cos[places_BT], sin[places_BT]
+        cos = cos[places_BT]
+        sin = sin[places_BT]
     spans = []
     for start, end in shared.spans(length):
         if documents is None:
             mask, is_causal = attention_mask(start, end - start, window, cos.device)
         else:
-            mask, is_causal = document_mask(documents.numbers_BT[:, :end], window, start), False
+            mask = document_mask(documents.numbers_BT[:, :end], window, start)
+            is_causal = False
         spans.append(Span(end - start, end, mask, is_causal))
     return Positions(cos, sin, shared=shared, spans=spans)
 
@@ -245,7 +249,9 @@ def _attend_all(
         return causal_attention(q, k, v)
     shared = q.shape[2] != k.shape[2]
     if shared and not kernels_share_heads(q.device, q.dtype, mask is not None):
-        k, v, shared = _repeated(k, q), _repeated(v, q), False
+        k = _repeated(k, q)
+        v = _repeated(v, q)
+        shared = False
     y = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -261,7 +267,8 @@ def _attend_capped(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, softcap: float
 ) -> torch.Tensor:
     """Compute attention with capped scores, which no kernel of PyTorch does: all scores of a layer exist, in fp32."""
-    k, v = _repeated(k, q), _repeated(v, q)
+    k = _repeated(k, q)
+    v = _repeated(v, q)
     scale = q.shape[3] ** -0.5
     scores = torch.matmul(q.transpose(1, 2) * scale, k.permute(0, 2, 3, 1)).float()
     scores = softcap * torch.tanh(scores / softcap)
@@ -291,7 +298,8 @@ def _attend_spans(
     """Compute each run of queries against the keys of the whole row up to the end of the run."""
     parts = []
     for queries, span in zip(q.split([span.length for span in spans], dim=1), spans, strict=True):
-        keys, values = k[:, : span.end], v[:, : span.end]
+        keys = k[:, : span.end]
+        values = v[:, : span.end]
         parts.append(_attend_all(queries, keys, values, span.mask, span.is_causal, softcap=softcap))
     return torch.cat(parts, dim=1)
 
@@ -322,7 +330,8 @@ def _attend_varlen(
     from torch.nn.attention.varlen import varlen_attn  # imports the compiler, which takes a second
 
     if not _VARLEN_SHARES_HEADS and q.shape[2] != k.shape[2]:
-        k, v = _repeated(k, q), _repeated(v, q)
+        k = _repeated(k, q)
+        v = _repeated(v, q)
     shared: dict[str, Any] = {"enable_gqa": True} if q.shape[2] != k.shape[2] else {}
     # The longest document is known only on the device; the row length is an upper bound known on the host.
     longest = q.shape[1]

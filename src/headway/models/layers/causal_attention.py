@@ -58,7 +58,8 @@ def _blocks(q: torch.Tensor, kv_heads: int) -> Iterator[_Block]:
     for end in range(length, 0, -_BLOCK):
         start = max(0, end - _BLOCK)
         fits = max(1, _SCORE_BYTES // (4 * (heads // kv_heads) * (end - start) * end))  # key-value heads
-        some_heads, some_rows = min(fits, kv_heads), max(1, fits // kv_heads)
+        some_heads = min(fits, kv_heads)
+        some_rows = max(1, fits // kv_heads)
         for row in range(0, rows, some_rows):
             for head in range(0, kv_heads, some_heads):
                 which = slice(row, row + some_rows), slice(head, head + some_heads)
@@ -97,7 +98,10 @@ def _hidden(q: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    y, kv_heads, scale, hidden_TT = torch.empty(q.shape, dtype=q.dtype), k.shape[2], q.shape[3] ** -0.5, _hidden(q)
+    y = torch.empty(q.shape, dtype=q.dtype)
+    kv_heads = k.shape[2]
+    scale = q.shape[3] ** -0.5
+    hidden_TT = _hidden(q)
     with torch.autocast("cpu", enabled=False):
         for block in _blocks(q, kv_heads):
             p_XQS = _attended(_queries(q, block, kv_heads) * scale, _keys(k, block), block, hidden_TT)
@@ -109,13 +113,16 @@ def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def _backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    kv_heads, scale, hidden_TT = k.shape[2], q.shape[3] ** -0.5, _hidden(q)
+    kv_heads = k.shape[2]
+    scale = q.shape[3] ** -0.5
+    hidden_TT = _hidden(q)
     q_grad = torch.empty(q.shape, dtype=q.dtype)
     # In fp32, since every block of queries adds to them.
     k_grad_BKTH, v_grad_BKTH = (torch.empty(k.transpose(1, 2).shape, dtype=torch.float32) for _ in range(2))
     with torch.autocast("cpu", enabled=False):
         for block in _blocks(q, kv_heads):
-            q_XQH, k_XSH = _queries(q, block, kv_heads) * scale, _keys(k, block)
+            q_XQH = _queries(q, block, kv_heads) * scale
+            k_XSH = _keys(k, block)
             grad_XQH = _queries(grad, block, kv_heads)
             p_XQS = _attended(q_XQH, k_XSH, block, hidden_TT)
             v_part = torch.bmm(p_XQS.transpose(1, 2), grad_XQH)

@@ -46,7 +46,8 @@ def sorted_places(experts_NK: torch.Tensor, counts_E: torch.Tensor, align: int =
         align: Pad every expert's rows to a multiple of this. The buffer size does not depend on the counts, so the
             host need not wait for them.
     """
-    pairs, experts = experts_NK.numel(), counts_E.numel()
+    pairs = experts_NK.numel()
+    experts = counts_E.numel()
     order_P = experts_NK.flatten().argsort(stable=True)
     # The grouped product leaves the gradient of an expert uninitialised if the expert has no rows.
     least = align if align > 1 else 0
@@ -130,11 +131,14 @@ class Experts(nn.Module):
             (N, K, D), in the dtype of the products.
         """
         device = x_ND.device.type
-        gate_up, down = _here(self.gate_up), _here(self.down)
+        gate_up = _here(self.gate_up)
+        down = _here(self.down)
         if torch.is_autocast_enabled(device):
             # Cast before sorting rather than in every product: the sorted buffers are then half as large.
             dtype = torch.get_autocast_dtype(device)
-            x_ND, gate_up, down = x_ND.to(dtype), gate_up.to(dtype), down.to(dtype)
+            x_ND = x_ND.to(dtype)
+            gate_up = gate_up.to(dtype)
+            down = down.to(dtype)
         if self.workers is None:
             return compute_experts(x_ND, experts_NK, counts_E, gate_up, down)
         places = sorted_places(experts_NK, counts_E)

@@ -101,7 +101,8 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.group, self.head_dim = shape.queries_per_group, shape.head_dim
+        self.group = shape.queries_per_group
+        self.head_dim = shape.head_dim
         self.dropout = config.dropout
         # Output rows are ordered by key-value group: the group's query heads, then its key, then its value. Cutting
         # the rows into equal contiguous parts therefore keeps groups whole, as tensor parallelism needs.
@@ -128,7 +129,8 @@ class Attention(nn.Module):
         q_BTKGH, k_BTK1H, v_BTK1H = qkv.split([self.group, 1, 1], dim=3)
         if self.q_norm is not None and self.k_norm is not None:
             if self.norms_heads:
-                q_BTKGH, k_BTK1H = self.q_norm(q_BTKGH), self.k_norm(k_BTK1H)
+                q_BTKGH = self.q_norm(q_BTKGH)
+                k_BTK1H = self.k_norm(k_BTK1H)
             else:
                 q_BTKGH = self.q_norm(q_BTKGH.flatten(2)).view(q_BTKGH.shape)
                 k_BTK1H = self.k_norm(k_BTK1H.flatten(2)).view(k_BTK1H.shape)

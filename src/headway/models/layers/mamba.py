@@ -35,7 +35,9 @@ class Mamba(nn.Module):
     def __init__(self, config: ModelConfig, shape: Shape, layer: int) -> None:
         super().__init__()
         assert config.mamba is not None
-        self.layer, self.dropout, self.eps = layer, config.dropout, config.norm_eps
+        self.layer = layer
+        self.dropout = config.dropout
+        self.eps = config.norm_eps
         self.sizes = sizes = config.mamba
         self.input = nn.Linear(shape.dim, sizes.projected, bias=False)
         # (E, 1, W): no optimizer takes it for a matrix of a product.
@@ -49,7 +51,8 @@ class Mamba(nn.Module):
 
     def fusions(self) -> dict[nn.Parameter, Fusion]:
         """Return the rows of gate, inputs, B, C and steps (`headway.core.model_protocol.FusesProjections`)."""
-        sizes, inner = self.sizes, self.sizes.groups * self.sizes.state_dim
+        sizes = self.sizes
+        inner = self.sizes.groups * self.sizes.state_dim
         fusion = Fusion((sizes.width, sizes.width, inner, inner, sizes.heads))
         return dict.fromkeys(self.input.parameters(), fusion)
 
@@ -104,7 +107,8 @@ def first_mamba_value(
     if name.endswith("log_decay"):
         return torch.arange(1, size[0] + 1, dtype=torch.float32).log()
     if name.endswith("step_bias"):
-        low, high = math.log(max(sizes.min_step, 1e-4)), math.log(sizes.max_step)
+        low = math.log(max(sizes.min_step, 1e-4))
+        high = math.log(sizes.max_step)
         step_H = torch.empty(size).uniform_(low, max(low, high), generator=generator).exp()
         return step_H + torch.log(-torch.expm1(-step_H))
     return torch.zeros(size) if name.endswith("bias") else torch.ones(size)
@@ -163,7 +167,9 @@ def scan(
     Returns:
         Outputs (B, T, H, P), and the state after the last position, (B, G, N, R * P).
     """
-    T, P, G = x_BTHP.shape[1], x_BTHP.shape[3], b_BTGN.shape[2]
+    T = x_BTHP.shape[1]
+    P = x_BTHP.shape[3]
+    G = b_BTGN.shape[2]
     Q = min(chunk, T)
     C = -(-T // Q)
     # Positions after the end add nothing and decay nothing, so that the last state is that of the last position.
@@ -177,17 +183,20 @@ def scan(
         unseen = unseen | links.other_BCIJ.unsqueeze(2)
     decay_BCHIJ = spread_BCHIJ.masked_fill(unseen, -torch.inf).exp()
 
-    b_BCGQN, c_BCGQN = b.transpose(2, 3), c.transpose(2, 3)
+    b_BCGQN = b.transpose(2, 3)
+    c_BCGQN = c.transpose(2, 3)
     x_BCGQRP = x.unflatten(3, (G, -1)).transpose(2, 3)
     score_BCGIJ = c_BCGQN @ b_BCGQN.transpose(-1, -2)
     weight = (score_BCGIJ.unsqueeze(3) * decay_BCHIJ.unflatten(2, (G, -1))).flatten(2, 3)
     y_BCHQP = weight @ x.transpose(2, 3)
 
-    to_end_BCHQ, from_start_BCHQ = sum_BCHQ[..., -1:] - sum_BCHQ, sum_BCHQ
+    to_end_BCHQ = sum_BCHQ[..., -1:] - sum_BCHQ
+    from_start_BCHQ = sum_BCHQ
     if links is not None:
         to_end_BCHQ = to_end_BCHQ.masked_fill(~links.at_end_BCQ.unsqueeze(2), -torch.inf)
         from_start_BCHQ = from_start_BCHQ.masked_fill(~links.at_start_BCQ.unsqueeze(2), -torch.inf)
-    to_end_BCHQ, from_start_BCHQ = to_end_BCHQ.exp(), from_start_BCHQ.exp()
+    to_end_BCHQ = to_end_BCHQ.exp()
+    from_start_BCHQ = from_start_BCHQ.exp()
     decayed = x_BCGQRP * _by_group(to_end_BCHQ, G)
     added = b_BCGQN.transpose(-1, -2) @ decayed.flatten(4)  # (B, C, G, N, R * P): what each chunk adds to the state
     start = _pass_states(added, sum_BCHQ[..., -1], P, None if links is None else links.passes_BCC, first)

@@ -74,11 +74,14 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         super().__init__()
-        self.experts_per_token, self.dropout = shape.experts_per_token, config.dropout
-        self.normalizes, self.scale = config.normalize_router_weights, config.router_scale
+        self.experts_per_token = shape.experts_per_token
+        self.dropout = config.dropout
+        self.normalizes = config.normalize_router_weights
+        self.scale = config.router_scale
         self.score = config.router_score
         balance = {key: value or 0.0 for key, value in resolved_balance(config).items()}
-        self.z_weight, self.balance_weight = balance["router_z_loss"], balance["balance_loss"]
+        self.z_weight = balance["router_z_loss"]
+        self.balance_weight = balance["balance_loss"]
         self.bias_rate = balance["balance_bias_rate"]
         self.router = nn.Linear(shape.dim, shape.experts, bias=False)
         self.experts = Experts(shape.experts, shape.dim, shape.expert_ffn_dim)
@@ -175,7 +178,8 @@ class MixtureOfExperts(nn.Module):
 
         The counts are int64 on the layer's device: loads of all experts, tokens, and two losses in units.
         """
-        tally, self._tally = self._tally, None
+        tally = self._tally
+        self._tally = None
         return tally
 
     @torch.no_grad()
@@ -272,7 +276,9 @@ class _JoinLoss(torch.autograd.Function):
     def forward(ctx: Any, y: torch.Tensor, loss: torch.Tensor, scale: float, *counting: Any) -> torch.Tensor:
         record, report = counting
         ctx.save_for_backward(record)
-        ctx.report, ctx.dtype, ctx.scale = report, loss.dtype, scale
+        ctx.report = report
+        ctx.dtype = loss.dtype
+        ctx.scale = scale
         return y.view_as(y)
 
     @staticmethod

@@ -26,9 +26,11 @@ def rotary_tables(
         frequencies = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
         frequencies, factor = scaled_frequencies(frequencies, theta, scaling)
         angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)[:, None, None, :]
-        cos, sin = angles.cos(), angles.sin()
+        cos = angles.cos()
+        sin = angles.sin()
         if factor != 1.0:
-            cos, sin = cos * factor, sin * factor
+            cos = cos * factor
+            sin = sin * factor
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -50,11 +52,13 @@ def scaled_frequencies(
     """
     if scaling is None:
         return frequency_F, 1.0
-    factor, original = scaling.factor, scaling.original_length or 1
+    factor = scaling.factor
+    original = scaling.original_length or 1
     if scaling.kind == "linear":
         return frequency_F / factor, 1.0
     if scaling.kind == "llama3":
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        low = scaling.low_frequency_factor
+        high = scaling.high_frequency_factor
         turns_F = original * frequency_F / (2 * math.pi)
         kept_F = ((turns_F - low) / (high - low)).clamp(0, 1)
         return (1 - kept_F) * frequency_F / factor + kept_F * frequency_F, 1.0
@@ -71,10 +75,13 @@ def _yarn_ramp(scaling: RopeScaling, width: int, theta: float) -> tuple[float, f
         length = scaling.original_length or 1
         return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first, last = number(scaling.beta_fast), number(scaling.beta_slow)
+    first = number(scaling.beta_fast)
+    last = number(scaling.beta_slow)
     if scaling.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, width - 1)
+        first = math.floor(first)
+        last = math.ceil(last)
+    first = max(first, 0)
+    last = min(last, width - 1)
     return first, last if last != first else last + 0.001
 
 
@@ -96,6 +103,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         return x * cos + x.roll(width // 2, dims=-1) * sin
     if not width:
         return x
-    turned, kept = x[..., :width], x[..., width:]
+    turned = x[..., :width]
+    kept = x[..., width:]
     turned = turned * cos + turned.roll(width // 2, dims=-1) * sin
     return torch.cat((turned, kept.to(turned.dtype)), dim=-1)

@@ -29,7 +29,8 @@ class TiedGradient:
 
     def room(self) -> torch.Tensor | None:
         """Return the buffer for the projection's gradient, fp32, (V, D); None after the first call."""
-        room_VD, self._room_VD = self._room_VD, None
+        room_VD = self._room_VD
+        self._room_VD = None
         return room_VD
 
     def put(self, gradient_VD: torch.Tensor) -> None:
@@ -38,7 +39,8 @@ class TiedGradient:
 
     def take(self) -> torch.Tensor | None:
         """Return the stored gradient; None after the first call."""
-        gradient_VD, self._projection_VD = self._projection_VD, None
+        gradient_VD = self._projection_VD
+        self._projection_VD = None
         return gradient_VD
 
 

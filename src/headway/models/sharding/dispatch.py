@@ -67,7 +67,9 @@ class _Exchange(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
+        ctx.sent = sent
+        ctx.received = received
+        ctx.group = group
         return _exchanged(x, sent, received, group)
 
     @staticmethod

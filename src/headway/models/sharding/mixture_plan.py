@@ -36,7 +36,8 @@ class OwnPositions(ParallelStyle):
 
         def own(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
             x_BTD, *rest = given
-            rank, workers = device_mesh.get_local_rank(), device_mesh.size()
+            rank = device_mesh.get_local_rank()
+            workers = device_mesh.size()
             return x_BTD.to_local(), *(t if t is None else t.chunk(workers, dim=1)[rank] for t in rest)
 
         module.register_forward_pre_hook(own)

@@ -24,7 +24,9 @@ from headway.models.versions.records import (
 #: The environment variable with the registry, where a command names none.
 VARIABLE = "HEADWAY_REGISTRY"
 DEFAULT = "registry"
-VERSIONS, FILES, ALIASES = "versions", "files", "aliases"
+VERSIONS = "versions"
+FILES = "files"
+ALIASES = "aliases"
 
 T = TypeVar("T")
 

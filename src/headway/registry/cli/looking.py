@@ -194,9 +194,11 @@ def verify(
     target = open_named(place, option)
     if version is not None and "@" in version:
         found = resolve(version, target).version
-        names, numbers = [found.name], {found.number}
+        names = [found.name]
+        numbers = {found.number}
     else:
-        names, numbers = target.models() if version is None else [version], None
+        names = target.models() if version is None else [version]
+        numbers = None
         if version is not None and not target.numbers(version):
             raise target.unknown(version, "version", ())
     findings = [finding for name in names for finding in verify_model(target, name, numbers)]

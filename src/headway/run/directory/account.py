@@ -134,7 +134,8 @@ def storage_of(run: Run) -> float:
     exist count.
     """
     price = as_number(run.get("cost.storage_usd_per_gib_month"))
-    recorded, since = run.metrics.last("cost/storage_usd") or 0.0, run.metrics.last("time")
+    recorded = run.metrics.last("cost/storage_usd") or 0.0
+    since = run.metrics.last("time")
     if not price or price < 0:
         return recorded
     if since is None:
@@ -147,9 +148,13 @@ def _billed(
 ) -> BilledAttempt:
     record: Mapping[str, Any] = run.attempt_records[attempt.number]
     price = as_number(record.get(PRICE_KEY))
-    started, ended, seconds = attempt.started, attempt.ended, attempt.seconds
+    started = attempt.started
+    ended = attempt.ended
+    seconds = attempt.seconds
     if attempt.number == begins:
-        ended, seconds = started, 0.0  # only the time before it counts
+        # only the time before it counts
+        ended = started
+        seconds = 0.0
     elif as_number(record.get("ended")) is None and started is not None:
         ended = _last_seen(run, attempt, after, started)
         seconds = _seconds_until(run, attempt, started, ended)

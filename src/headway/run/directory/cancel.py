@@ -36,7 +36,8 @@ def request_cancel(run: Path, why: str = "") -> str | None:
     Raises:
         CheckpointError: there is no run, or nothing can be written there.
     """
-    owner, what = read_owner(run), "cancelled" + (f": {why}" if why else "")
+    owner = read_owner(run)
+    what = "cancelled" + (f": {why}" if why else "")
     if owner is None:
         raise CheckpointError("this is no run directory, or its run was never started", where=str(run), fix="check it")
     if (state := _ended(run, owner)) is not None:

@@ -45,7 +45,8 @@ def fetch_records(config: Config, data: str) -> bool:
     remote = config.checkpoint.remote
     if remote is None:
         return False
-    mine, run = run_identity(config, data), RunDirectory(config.run_directory)
+    mine = run_identity(config, data)
+    run = RunDirectory(config.run_directory)
     try:
         tier = find_tier(remote, mine, patience_seconds=_PATIENCE_SECONDS)
         identity = resolve_identity(tier, mine)
@@ -90,7 +91,8 @@ def _is_behind(run: RunDirectory, newest: Manifest) -> bool:
         return False
     if not run.ledger_path.exists() and not run.metrics_path.exists():
         return True
-    here, there = read_claim(run.path), newest.context.get(CLAIM)
+    here = read_claim(run.path)
+    there = newest.context.get(CLAIM)
     return here is None or (isinstance(there, int) and there > here.number)
 
 

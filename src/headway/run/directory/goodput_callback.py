@@ -31,7 +31,10 @@ class GoodputKeeper(Callback):
     """
 
     def __init__(self, run: Path, ledger: Ledger, attempt: int, may_write: Callable[[], None] = lambda: None) -> None:
-        self._run, self._ledger, self._attempt, self._may_write = run, ledger, attempt, may_write
+        self._run = run
+        self._ledger = ledger
+        self._attempt = attempt
+        self._may_write = may_write
         self._found: Goodput | None = None
 
     def on_start(self, job: Job) -> None:
@@ -48,7 +51,8 @@ class GoodputKeeper(Callback):
 
     def on_step(self, job: Job, step: int, metrics: dict[str, float]) -> None:
         """Record the goodput once it is computed."""
-        found, self._found = self._found, None
+        found = self._found
+        self._found = None
         if found is None:
             return
         metrics.update(found.metrics())

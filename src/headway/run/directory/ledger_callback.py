@@ -45,7 +45,9 @@ class LedgerKeeper(Callback):
         checkpoints: Path,
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
-        self._ledger, self._attempt, self._may_write = ledger, attempt, may_write
+        self._ledger = ledger
+        self._attempt = attempt
+        self._may_write = may_write
         self._store = CheckpointStore(checkpoints)
 
     def on_start(self, job: Job) -> None:
@@ -124,7 +126,8 @@ class LedgerKeeper(Callback):
         run that starts from it has not come that way.
         """
         origins = {info.step: origin_of(info.context) for info in self._store.list()}
-        commits, kept = self._ledger.commits(), step
+        commits = self._ledger.commits()
+        kept = step
         while (origin := origins.get(step, UNKNOWN)).start is not None and 0 <= origin.start < step:
             trained_by = {commit.attempt for commit in commits if origin.start < commit.last_step <= step}
             if origin.attempt is not None and trained_by - {origin.attempt}:
@@ -148,7 +151,8 @@ class LedgerKeeper(Callback):
                 self._take_over(job, info, run)
 
     def _take_over(self, job: Job, info: CheckpointInfo, run: Run) -> None:
-        attempt, first = int(info.context.get("attempt", self._attempt)), self._ledger.committed_step
+        attempt = int(info.context.get("attempt", self._attempt))
+        first = self._ledger.committed_step
         if not run.has_done(attempt, info.step):
             why = f"{info.path.name} is of attempt {attempt} elsewhere: nothing here tells of its steps"
             self._ledger.decide(self._attempt, first, info.step, TAKEN_OVER, why)
@@ -158,11 +162,13 @@ class LedgerKeeper(Callback):
         self._may_write()
         first = self._ledger.step_to_follow()
         if step > first:
-            feed, name = job.task.feed, f"step-{step:08d}"
+            feed = job.task.feed
+            name = f"step-{step:08d}"
             plan = plan_fingerprint(feed.describe(step), step, job.task.fingerprints, job.config.segments)
             rows = feed.rows_by_source(first, step)
             for start, end in merged_ranges(list(job.state.skipped_ranges)):
-                start, end = max(start, first), min(end, step)
+                start = max(start, first)
+                end = min(end, step)
                 if start < end:
                     rows = {key: rows[key] - out for key, out in feed.rows_by_source(start, end).items()}
             self._ledger.commit(attempt, first, step, rows, name, plan=plan, epoch_rows=feed.rows)

@@ -143,7 +143,8 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
     Raises:
         CheckpointError: There is no run.
     """
-    record, proof = open_run(run), LedgerProof(run)
+    record = open_run(run)
+    proof = LedgerProof(run)
     try:
         ledger = Ledger(run / "ledger.jsonl")
         proof.commits, proof.rollbacks = ledger.history()
@@ -190,7 +191,8 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
 
 
 def _ends_problems(proof: LedgerProof) -> Iterator[str]:
-    newest, steps = proof.checkpoint_step, proof.steps
+    newest = proof.checkpoint_step
+    steps = proof.steps
     if not proof.commits:
         yield "the ledger has no commit"
     if newest is not None and newest > steps:

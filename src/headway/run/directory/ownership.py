@@ -40,7 +40,8 @@ class OwnerLock:
     """The exclusive lock on a run directory, held until `release` or the end of this process, however it ends."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
-        self._file, self._path = file, path
+        self._file = file
+        self._path = path
         self._attempt: int | None = None
         self._began = math.nan
         self._renewed = -math.inf
@@ -89,7 +90,8 @@ class OwnerLock:
         record = json.dumps(asdict(owner)).encode().ljust(RECORD_BYTES) + new_lease(owner.attempt, now - self._began)
         os.pwrite(self._file.fileno(), record, 0)
         os.fsync(self._file.fileno())
-        self._attempt, self._renewed = owner.attempt, now
+        self._attempt = owner.attempt
+        self._renewed = now
 
     def seconds_since(self, attempt: int) -> float | None:
         """Return for how many seconds an attempt has begun, by the monotonic clock; None unless it is the newest that

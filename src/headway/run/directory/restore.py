@@ -360,7 +360,8 @@ def _complete(run: RunDirectory, manifest: Manifest) -> None:
 
     Under another name, the directory becomes a run of its own, with an id of its own.
     """
-    config, record = manifest.context.get("config"), manifest.context.get("run")
+    config = manifest.context.get("config")
+    record = manifest.context.get("run")
     if isinstance(config, str) and not run.config_path.exists():
         with atomic_write(run.config_path, "w") as file:
             file.write(_without_credentials(config))

@@ -51,7 +51,9 @@ class CheckpointRewinder:
         find_tier: Callable[[], RemoteTier] | None = None,
         info: Callable[[int], CheckpointInfo] | None = None,
     ) -> None:
-        self._store, self._world, self._find_tier = store, world, find_tier
+        self._store = store
+        self._world = world
+        self._find_tier = find_tier
         self._info = info or partial(store.info, patience_seconds=VISIBILITY_TIMEOUT)
 
     def target(self, step: int, skipped_ranges: Sequence[tuple[int, int]]) -> int | None:
@@ -120,7 +122,8 @@ def decided_for(segments: Sequence[Segment], ledger: Ledger, start: CheckpointIn
     known = [Segment.model_validate(begun.segment) for begun in ledger.segments()]
     made_by = [Segment.model_validate(segment) for segment in start.context.get(SEGMENTS, ())] if start else []
     found = [(decided(ledger), known), (ranges_of(start.context) if start else (), made_by)]
-    kept, ended = set[tuple[int, int]](), set[tuple[int, int]]()
+    kept = set[tuple[int, int]]()
+    ended = set[tuple[int, int]]()
     for ranges, before in found:
         step = first_difference(before, segments)
         kept.update(up_to(ranges, step))

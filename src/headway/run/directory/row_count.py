@@ -98,7 +98,8 @@ def _books_of(plan: RowPlan, first: int, before: Sequence[_Book], epochs: list[E
     for source, epoch in border.before.items():
         before[source].go_to(epoch)
         if border.row_map is not None and source in border.after:
-            row_map, name = border.row_map, plan.sources[source]
+            row_map = border.row_map
+            name = plan.sources[source]
             seen = row_map.carried(border.numbers[source], before[source].seen)
             assert row_map.names[seen[0]] == name, "rows are found again in their source"
             books[source].take(*border.after[source], seen[1])
@@ -115,7 +116,8 @@ def count_by_plan(plan: RowPlan, ranges: Sequence[tuple[int, int]]) -> RowCount:
     """
     epochs: list[EpochCount] = []
     for first, last in plan.stretches(0, ranges[-1][1] if ranges else 0):
-        label, rows = plan.begun(first), plan.epoch_rows(first)
+        label = plan.begun(first)
+        rows = plan.epoch_rows(first)
         for use in sorted(plan.by_epoch(first, last)):
             name = plan.sources[use.source]
             epochs.append(EpochCount(label, name, use.first, use.last, rows[use.source], use.rows))
@@ -133,18 +135,21 @@ def without(plan: RowPlan, counted: RowCount, ranges: Sequence[tuple[int, int]],
         ranges: Half-open ranges of steps that were counted.
         skipped_ranges: Half-open ranges of steps whose rows are skipped by decision, without overlaps.
     """
-    by_range, epochs = [list(counts) for counts in counted.by_range], list(counted.epochs)
+    by_range = [list(counts) for counts in counted.by_range]
+    epochs = list(counted.epochs)
     end = ranges[-1][1] if ranges else 0
     for stretch, last_of_stretch in plan.stretches(0, end):
         for start, stop in skipped_ranges:
             for picks in _picks(plan, max(start, stretch), min(stop, last_of_stretch)):
                 for source, epoch in set(zip(picks.sources.tolist(), picks.epochs.tolist(), strict=True)):
                     rows = int(((picks.sources == source) & (picks.epochs == epoch)).sum())
-                    begun, name = plan.begun(stretch), plan.sources[source]
+                    begun = plan.begun(stretch)
+                    name = plan.sources[source]
                     epochs = [part for e in epochs for part in _less(e, begun, name, epoch, rows)]
     for number, (first, last) in enumerate(ranges):
         for start, stop in skipped_ranges:
-            start, stop = max(start, first), min(stop, last)
+            start = max(start, first)
+            stop = min(stop, last)
             if start < stop:
                 counts = zip(by_range[number], plan.counts(start, stop), strict=True)
                 by_range[number] = [used - out for used, out in counts]
@@ -158,7 +163,8 @@ def _less(entry: EpochCount, first_step: int, source: str, epoch: int, rows: int
         return
     if entry.first_epoch < epoch:
         yield replace(entry, last_epoch=epoch - 1)
-    used, left_out = entry.used - rows, entry.left_out + rows
+    used = entry.used - rows
+    left_out = entry.left_out + rows
     yield replace(entry, first_epoch=epoch, last_epoch=epoch, used=used, left_out=left_out)
     if epoch < entry.last_epoch:
         yield replace(entry, first_epoch=epoch + 1)
@@ -207,8 +213,11 @@ class _Book:
     """The rows of one source that the current epoch has used (`seen`, (rows,)), and the counts of closed epochs."""
 
     def __init__(self, first_step: int, source: str, rows: int) -> None:
-        self._first_step, self._source, self._rows = first_step, source, rows
-        self._epoch, self._uses = 0, 0
+        self._first_step = first_step
+        self._source = source
+        self._rows = rows
+        self._epoch = 0
+        self._uses = 0
         self.seen = np.zeros(rows, dtype=np.bool_)
         self._closed: list[EpochCount] = []
 
@@ -269,5 +278,6 @@ class _Book:
                 *(used, self._uses - used, skipped),
             )
         )
-        self._epoch, self._uses = self._epoch + 1, 0
+        self._epoch = self._epoch + 1
+        self._uses = 0
         self.seen = np.zeros(self._rows, dtype=np.bool_)

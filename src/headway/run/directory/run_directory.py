@@ -36,7 +36,8 @@ from headway.run.directory.ownership import OwnerLock
 
 _ATTEMPT_FILE = "attempt.json"
 #: Keys of an attempt's record: the price of its machines, and how many attempts of the same command came before it.
-PRICE_KEY, RESTARTS_KEY = "usd_per_hour", "restarts"
+PRICE_KEY = "usd_per_hour"
+RESTARTS_KEY = "restarts"
 #: Key of `attempt.json` on several machines: fingerprint of what their common config says about the mathematics.
 IDENTITY_KEY = "identity"
 #: A key of the record of an attempt that was killed: its last write, in Unix seconds, noted by the next attempt.

@@ -26,14 +26,16 @@ class Aws:
         on_rebalance: Action on a recommendation without an interruption notice.
     """
 
-    name, pause_seconds = "aws", 5.0
+    name = "aws"
+    pause_seconds = 5.0
 
     def __init__(
         self,
         endpoint: str = AWS,
         on_rebalance: Literal["save", "stop", "ignore"] = "save",
     ) -> None:
-        self._endpoint, self._on_rebalance = endpoint.rstrip("/"), on_rebalance
+        self._endpoint = endpoint.rstrip("/")
+        self._on_rebalance = on_rebalance
         self._token: str | None = None
 
     def check(self) -> Notice | None:
@@ -41,7 +43,8 @@ class Aws:
         answer = self._get("spot/instance-action")
         if answer.status == 200:
             document = answer.json_object()
-            action, when = document.get("action"), document.get("time")
+            action = document.get("action")
+            when = document.get("time")
             # A hibernation may begin at once, so its time is no deadline.
             deadline = _unix_seconds(when) if action != "hibernate" else None
             return Notice(self.name, f"spot interruption ({action})", "stop", deadline, key=f"{action} {when}")

@@ -36,10 +36,12 @@ class Azure:
         answers: Whether to approve events once all is saved.
     """
 
-    name, pause_seconds = "azure", 2.0
+    name = "azure"
+    pause_seconds = 2.0
 
     def __init__(self, endpoint: str = AZURE, answers: bool = True) -> None:
-        self._endpoint, self._answers = endpoint.rstrip("/"), answers
+        self._endpoint = endpoint.rstrip("/")
+        self._answers = answers
         self._machine: str | None = None
         self._due: dict[str, float] = {}
 

@@ -41,10 +41,13 @@ class BudgetGuard(Callback):
         history: The run's metrics until now, for how long saves took.
     """
 
-    name, pause_seconds = BUDGET_SOURCE, 0.25
+    name = BUDGET_SOURCE
+    pause_seconds = 0.25
 
     def __init__(self, attempt: Path, budget: CostBudget, meter: SpendMeter, history: Metrics) -> None:
-        self._attempt, self._budget, self._meter = attempt, budget, meter
+        self._attempt = attempt
+        self._budget = budget
+        self._meter = meter
         self._steps = deque[float](maxlen=_REMEMBERED)
         self._saves = {name: deque(times, maxlen=REMEMBERED_SAVES) for name, times in measured_saves(history).items()}
         self._posted: Notice | None = None

@@ -25,10 +25,12 @@ class Slurm:
         grace_seconds: Time before the end at which the run stops.
     """
 
-    name, pause_seconds = "slurm", _PAUSE_SECONDS
+    name = "slurm"
+    pause_seconds = _PAUSE_SECONDS
 
     def __init__(self, machine: Machine, grace_seconds: float) -> None:
-        self._machine, self._near = machine, grace_seconds + 2 * _PAUSE_SECONDS
+        self._machine = machine
+        self._near = grace_seconds + 2 * _PAUSE_SECONDS
         self._job = machine.environment.get("SLURM_JOB_ID", "")
         end = machine.environment.get("SLURM_JOB_END_TIME", "")
         self._end = float(end) if end.isdecimal() else None

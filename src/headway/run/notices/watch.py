@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from headway.config import PreemptionConfig
 
 #: Longest pause after failures: of a source that never answered, and of one that did, since its notice may be short.
-_LONGEST_PAUSE_SECONDS, _LONGEST_PAUSE_OF_KNOWN_SECONDS = 60.0, 5.0
+_LONGEST_PAUSE_SECONDS = 60.0
+_LONGEST_PAUSE_OF_KNOWN_SECONDS = 5.0
 
 
 @contextmanager
@@ -81,10 +82,13 @@ class _Watcher:
     """A source and its thread."""
 
     def __init__(self, source: Source, grace_seconds: float, on_notice: Callable[[Notice], None]) -> None:
-        self._source, self._grace, self._on_notice = source, grace_seconds, on_notice
+        self._source = source
+        self._grace = grace_seconds
+        self._on_notice = on_notice
         self._closing = threading.Event()
         self._handed: list[Notice] = []
-        self._answered, self._failures = False, 0
+        self._answered = False
+        self._failures = 0
         # A daemon: an unanswered query must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=f"headway-notices-{source.name}", daemon=True)
 
@@ -109,7 +113,8 @@ class _Watcher:
         while not self._closing.is_set():
             try:
                 self._ask()
-                self._answered, self._failures = True, 0
+                self._answered = True
+                self._failures = 0
             except Exception as error:  # a failure here must not disturb training
                 self._failed(error)
             self._closing.wait(self._pause())

@@ -287,7 +287,8 @@ def final_step(config: Config, newest: tuple[int, Mapping[str, Any]] | None = No
         config: Resolved.
         newest: Step and context of the newest checkpoint; that of the run directory if None.
     """
-    run, wanted = RunDirectory(config.run_directory), config.train.early_stopping
+    run = RunDirectory(config.run_directory)
+    wanted = config.train.early_stopping
     if wanted is not None and (newest := newest or newest_manifest(run)) is not None:
         step, context = newest
         if reason_to_stop(wanted, recorded_evaluations(context, run.path, step, wanted.metric)) is not None:
@@ -341,7 +342,8 @@ def check_changes(run: RunDirectory, config: Config, options: RunOptions) -> lis
     """
     if not run.config_path.exists() or not run.has_begun():
         return []
-    old, newest = load_resolved(run.config_path), newest_manifest(run)
+    old = load_resolved(run.config_path)
+    newest = newest_manifest(run)
     done = newest[0] if newest else 0
     config = counted_for(config, old, done)
     differences = changes(old, config)
@@ -434,7 +436,8 @@ def report_changes(run: RunDirectory, config: Config, options: RunOptions) -> No
     newest, old = newest_manifest(run), load_resolved(run.config_path)
     done = newest[0] if newest else 0
     if 0 < done < (config.train.steps or 0):
-        before, after = learning_rate(old, done - 1), learning_rate(config, done)
+        before = learning_rate(old, done - 1)
+        after = learning_rate(config, done)
         if not math.isclose(learning_rate(old, done), after, rel_tol=1e-6):
             warning(f"the learning rate was {before:.3g} in step {done:,} and is {after:.3g} in step {done + 1:,}")
 

@@ -207,7 +207,8 @@ def settle_segments(config: Config, data: RunData, options: RunOptions, tokenize
             )
         first = old.begin_segment(0, began, rows)
         segments = [_as_dataset(first, old) if is_dataset else first]
-    last, joins = segments[-1], data.fingerprint != segments[-1].data
+    last = segments[-1]
+    joins = data.fingerprint != segments[-1].data
     if joins and not options.accept_changes:
         if not data.is_there(last.data):
             raise DataError(
@@ -311,7 +312,8 @@ def _joined(last: Segment, rows: PartRows, length: int) -> str:
 def _describe_rows(plan: SegmentedPlan, step: int, joins: bool) -> str:
     """Describe in one line how the rows continue."""
     border = plan.border(step) if step in plan.firsts else None
-    rows, length = plan.step_rows(step), plan.sequence_length(step)
+    rows = plan.step_rows(step)
+    length = plan.sequence_length(step)
     of_tokens = f" of {length:,} tokens" if length > 1 else ""
     head = f"from step {step:,} on: {rows:,} rows{of_tokens} a step"
     if border is None:

@@ -288,7 +288,8 @@ def _check_made_of(config: Config, store: TokenStore, options: RunOptions | None
 def _check_row_length(config: Config) -> None:
     """Check that rows fit a pretrained model; for other models the config's own checks do. Stages of a mixture are no
     longer."""
-    length, longest = config.train.sequence_length, config.model.max_sequence_length
+    length = config.train.sequence_length
+    longest = config.model.max_sequence_length
     if length > longest:
         raise ConfigError(
             f"train.sequence_length is {length}, but the checkpoint is meant for {longest}",

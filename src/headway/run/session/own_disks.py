@@ -83,7 +83,8 @@ class CheckpointAccess:
         """
         if self.relay is None:
             return self.store.info(step, VISIBILITY_TIMEOUT)
-        world, mine = self.world, None
+        world = self.world
+        mine = None
         if world.is_first:
             found = self.store.info(step)
             self.relay.open().publish(found.path, journal_of(self.relay.run, step))
@@ -124,7 +125,8 @@ def check_same_code(world: World, code: Mapping[str, str]) -> None:
     first, *others = world.gather_json({"host": host_name(), "code": dict(code)})
     for other in others:
         for key in {**first["code"], **other["code"]}:
-            ours, theirs = first["code"].get(key, ""), other["code"].get(key, "")
+            ours = first["code"].get(key, "")
+            theirs = other["code"].get(key, "")
             found = compare(ours, theirs)
             if found == "same":
                 continue

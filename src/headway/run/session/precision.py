@@ -20,7 +20,8 @@ def with_precision(config: Config, *, restart: bool = False) -> Config:
     """
     if config.train.precision != "auto":
         return config
-    file, known = config.run_directory / "config.yaml", "auto"
+    file = config.run_directory / "config.yaml"
+    known = "auto"
     if file.is_file() and not restart:
         known = load_resolved(file).train.precision
     chosen = known if known != "auto" else _faster_precision(config.train.device)

@@ -52,8 +52,14 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     plan = examine(config, options)
     if options is not None:
         check_apart(plan.config, options)
-    config, grid, mesh, store = plan.config, plan.grid, plan.mesh, plan.store
-    workers, train, model, device = mesh.size, config.train, config.model, pick_device(config.train.device)
+    config = plan.config
+    grid = plan.grid
+    mesh = plan.mesh
+    store = plan.store
+    workers = mesh.size
+    train = config.train
+    model = config.model
+    device = pick_device(config.train.device)
     assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"
     steps = train.steps
     store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
@@ -63,7 +69,9 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     feed = TokenFeed.of(config, grid, store)
     tokens = train.batches.tokens_before(steps)
     now = train.batches.begins
-    rows, length = sum(feed.plan.epoch_rows(now)), feed.plan.sequence_length(now)  # a stage may begin with shorter rows
+    # a stage may begin with shorter rows
+    rows = sum(feed.plan.epoch_rows(now))
+    length = feed.plan.sequence_length(now)
     epochs = _epochs(config.train, feed.plan)
     return "\n".join(
         [
@@ -79,12 +87,15 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
 
 def _preview_task(plan: RunPlan, options: RunOptions | None) -> str:
     """Describe the run of a task of the user's own, after trying its loss on its first samples."""
-    config, own, train = plan.config, plan.own, plan.config.train
+    config = plan.config
+    own = plan.own
+    train = plan.config.train
     assert own is not None and config.task is not None and train.steps is not None, "it was examined"
     try_loss(config, own, plan.grid.micro_batch)
     for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, plan.mesh.size)):
         warning(line)
-    samples, held_out = len(own.dataset), "none" if own.validation is None else f"{len(own.validation):,}"
+    samples = len(own.dataset)
+    held_out = "none" if own.validation is None else f"{len(own.validation):,}"
     rows = train.batches.rows_before(train.steps)
     readers = f"{config.data.processes} processes a worker" if config.data.processes else "a thread"
     return "\n".join(
@@ -108,7 +119,8 @@ def model_line(model: ModelConfig, train: TrainConfig) -> str:
 
 def workers_lines(config: Config, mesh: MeshShape, grid: LaneGrid) -> list[str]:
     """Describe how the steps are divided between workers."""
-    train, assumed = config.train, config.train.steps or 0
+    train = config.train
+    assumed = config.train.steps or 0
     device = pick_device(train.device)
     threads = resolve_threads(config, mesh.size, grid.lanes, usable_cores(), at_most=most_threads())
     layout = f": {mesh}" if mesh.ep > 1 or not mesh.is_data_parallel else ""
@@ -154,7 +166,8 @@ def run_state(config: Config, options: RunOptions) -> list[str]:
         state = "starts over, the earlier run is moved aside"
     else:
         run = open_run(where)
-        step, last = run.step, config.train.steps or 0
+        step = run.step
+        last = config.train.steps or 0
         state = f"{'continues: ' if step < last else ''}{run.outcome}, step {step:,}"
     return [f"run        {where} ({state})"]
 

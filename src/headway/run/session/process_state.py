@@ -21,7 +21,9 @@ _ADDED = (
 @contextmanager
 def restore_process_state() -> Iterator[None]:
     """Restore the caller's process at the end: switches, threads, random state, environment, process groups."""
-    environment, threads, grouped = dict(os.environ), torch.get_num_threads(), dist.is_initialized()
+    environment = dict(os.environ)
+    threads = torch.get_num_threads()
+    grouped = dist.is_initialized()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices), determinism_restored():
         try:

@@ -32,7 +32,8 @@ def check_cost(config: Config, options: RunOptions) -> None:
         return
     if are_steps_done(config):
         return
-    run, budget = Run(path), config.budget.usd
+    run = Run(path)
+    budget = config.budget.usd
     spent = account_of(run, config.usd_per_hour).total_usd
     if spent >= budget:
         what = f"the run has spent {format_usd(spent)} of its budget of {format_usd(budget)}"

@@ -86,7 +86,8 @@ def _reported_error(attempt: Attempt, spare: Iterable[Mapping[str, Any]] = ()) -
 
 
 def _died(error: WorkersFailed, attempt: Attempt) -> WorkerDied:
-    rank, code = error.first.rank, error.first.code
+    rank = error.first.rank
+    code = error.first.code
     died = WorkerDied(
         f"worker {rank} died ({in_words(code)})",
         where=str(attempt.worker_log(rank)),

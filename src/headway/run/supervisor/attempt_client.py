@@ -40,7 +40,8 @@ class AttemptProcess:
         own_process: bool,
         number: int | None,
     ) -> None:
-        self.started, self._popen = time.time(), None
+        self.started = time.time()
+        self._popen = None
         self.code: int | None = None
         wait_for_libraries()
         with with_variables(environment):

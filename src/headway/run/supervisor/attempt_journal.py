@@ -50,8 +50,11 @@ class AttemptJournal:
         restarts: int = 0,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options, self._machines, self._on_begin = options, machines, on_begin
-        self.lock, self.restarts = lock, restarts
+        self._options = options
+        self._machines = machines
+        self._on_begin = on_begin
+        self.lock = lock
+        self.restarts = restarts
         self.attempt: Attempt | None = None
         """None until it has begun."""
         self.facts: dict[str, Any] = {}

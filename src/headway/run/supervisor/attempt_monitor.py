@@ -36,16 +36,19 @@ from headway.run.supervisor.worker_control import GROW_SIGNAL, WorkerControl
 from headway.run.supervisor.worker_pool import WorkerPool
 from headway.run.supervisor.worker_status import WorkerStatuses
 
-_POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.2
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.2
 #: The time between looks while workers begin: of one that dies at once, only the last look tells anything.
 _BEGIN_SECONDS = 0.02
 #: Time limits: for the agent to report a dead worker, for workers after a second Ctrl-C.
-_REPORT_SECONDS, _GIVE_UP_SECONDS = 4.0, 5.0
+_REPORT_SECONDS = 4.0
+_GIVE_UP_SECONDS = 5.0
 #: How long machines may take to save after the first of them has.
 _SAVE_SECONDS = 30.0
 #: How long the agent may take to notice a worker's death before the others are killed: their own errors are noise. And
 #: how long those may take to write their stacks, on a machine that has no processor for them.
-_HURRY_SECONDS, _LATE_STACK_SECONDS = 0.4, 1.2
+_HURRY_SECONDS = 0.4
+_LATE_STACK_SECONDS = 1.2
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ class AttemptMonitor:
         lock: OwnerLock | None = None,
         restarts: int = 0,
     ) -> None:
-        self.config, self._options, self._around = config, options, around
+        self.config = config
+        self._options = options
+        self._around = around
         self.journal = AttemptJournal(options, around.machines, lock=lock, restarts=restarts, on_begin=around.on_begin)
         self.workers = WorkerStatuses(config.parallel.all_workers, range(config.parallel.workers))
         self.control = WorkerControl(self.workers, around.machines, around.signals)
@@ -138,7 +143,8 @@ class AttemptMonitor:
 
     def run(self) -> AttemptOutcome:
         """Start the workers and wait for their end. On return, no process of the attempt is left."""
-        around, attempt = self._around, self.journal.attempt
+        around = self._around
+        attempt = self.journal.attempt
         environment = {RESTARTS_VARIABLE: str(self.journal.restarts), **around.machines.variables()}
         if around.pool.devices is not None and self.config.train.device in ("auto", "cuda"):
             environment["CUDA_VISIBLE_DEVICES"] = around.pool.devices

@@ -55,7 +55,8 @@ class Evidence:
         """
         if end.is_good:
             return AttemptOutcome("finished", "finished", 0)
-        code, reported = end.code, end.reported
+        code = end.code
+        reported = end.reported
         # Exit code 0 without a "done" message is no success: it also appears if SIGCHLD is ignored here.
         lost = code == 0
         code = (reported.exit_code if reported is not None else 1) if lost else code
@@ -81,7 +82,8 @@ class Evidence:
                 "error", reported, None if deliberate else f"worker {reported.rank} crashed: {reported.what}"
             )
             return replace(crash, facts={"exchanges": exchanges(self.readings)})
-        rank, number = end.rank, end.signal
+        rank = end.rank
+        number = end.signal
         how = "cause unknown" if lost and not number else in_words(-number if number else code)
         if self.attempt is None or rank not in self.readings:
             what = f"worker {rank} died ({how}) before its first step"
@@ -142,7 +144,8 @@ def diagnose(
         host: The worker's machine, if it is not the owner's.
     """
     assert found.kind != "waits", "more than a warning"
-    reading, host = readings[found.rank], host or attempt.owner.host
+    reading = readings[found.rank]
+    host = host or attempt.owner.host
     waiting = [rank for rank in readings if rank not in found.suspects]
     facts: dict[str, Any] = {
         "host": host,

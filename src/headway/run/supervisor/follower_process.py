@@ -23,13 +23,17 @@ from headway.run.supervisor.follower_messages import FOLLOWER, FollowerDone, Fol
 
 #: How long the process may take at the end for what has not arrived; and when the run was stopped by a signal, after
 #: which a machine may be gone soon.
-END_SECONDS, STOPPED_SECONDS = 60.0, 8.0
+END_SECONDS = 60.0
+STOPPED_SECONDS = 8.0
 #: How long it may take to export the model of a run that was not stopped, and to log it.
 _MODEL_SECONDS = 3600.0
 #: A wait that takes longer than this is reported. How long the process may take to end once it is asked to.
-_SILENT_SECONDS, _GIVE_UP_SECONDS = 2.0, 2.0
+_SILENT_SECONDS = 2.0
+_GIVE_UP_SECONDS = 2.0
 #: Seconds before it is started again, at first and at most; after living this long it counts as sound.
-_FIRST_DELAY, _LONGEST_DELAY, _SOUND_SECONDS = 1.0, 60.0, 60.0
+_FIRST_DELAY = 1.0
+_LONGEST_DELAY = 60.0
+_SOUND_SECONDS = 60.0
 
 
 class FollowerProcess:
@@ -40,11 +44,14 @@ class FollowerProcess:
     """
 
     def __init__(self, config: Config) -> None:
-        self._path, self._trackers = config.run_directory, config.track
+        self._path = config.run_directory
+        self._trackers = config.track
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._is_done = False
-        self._started, self._delay, self._next = 0.0, _FIRST_DELAY, 0.0
+        self._started = 0.0
+        self._delay = _FIRST_DELAY
+        self._next = 0.0
         # A copy of this process must not hold the end of the pipe that says that the run is over.
         os.register_at_fork(after_in_child=self._close)
 
@@ -136,7 +143,8 @@ class FollowerProcess:
             )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._started, self._rest = time.monotonic(), b""
+        self._started = time.monotonic()
+        self._rest = b""
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         """Pass on what the process has said."""

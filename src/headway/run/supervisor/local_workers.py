@@ -35,7 +35,8 @@ from headway.run.supervisor.worker import SPARE_VARIABLE
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 #: The time between looks at the workers, and the time that they may take to end when they are asked to.
-_POLL_SECONDS, _END_SECONDS = 0.05, 30.0
+_POLL_SECONDS = 0.05
+_END_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class WorkersFailed(Exception):
     """
 
     def __init__(self, ends: list[WorkerEnd], records: list[dict[str, Any]]) -> None:
-        self.ends, self.records = ends, records
+        self.ends = ends
+        self.records = records
         super().__init__(f"worker {self.first.rank} ended with {self.first.code}")
 
     @property

@@ -32,7 +32,8 @@ from headway.core.process.table import (
 )
 
 #: How long processes may take to finish their writes, and how long killed processes may take to disappear.
-GRACE_SECONDS, GONE_SECONDS = 5.0, 30.0
+GRACE_SECONDS = 5.0
+GONE_SECONDS = 30.0
 #: How long a process may have no command line: the kernel sets it some time after the start (execve(2)).
 _BEGIN_SECONDS = 1.0
 
@@ -123,8 +124,10 @@ def end_all(
             with suppress(OSError):
                 os.killpg(leader, signal.SIGKILL)
         return []
-    start, killed = time.monotonic(), set[int]()
-    spared_at, seen = start, dict[int, Seen]()
+    start = time.monotonic()
+    killed = set[int]()
+    spared_at = start
+    seen = dict[int, Seen]()
     while True:
         processes = all_processes()
         # A dead parent leads to no child, so a killed process is looked up by its own number, with its session. Once
@@ -193,10 +196,12 @@ def ask_for_stacks(files: Mapping[int, Path], seconds: float, stopped: bool = Fa
             _ask_main_thread(pid)
             if stopped:
                 os.kill(pid, signal.SIGCONT)
-    until, sizes = time.monotonic() + seconds, before
+    until = time.monotonic() + seconds
+    sizes = before
     while time.monotonic() < until:
         time.sleep(0.005)
-        last, sizes = sizes, {path: file_size(path) for path in before}
+        last = sizes
+        sizes = {path: file_size(path) for path in before}
         if last == sizes and all(sizes[path] > size for path, size in before.items()):
             break
     for pid in files if stopped else ():

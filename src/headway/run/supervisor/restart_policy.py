@@ -105,10 +105,13 @@ class RestartPolicy:
     """
 
     def __init__(self, config: SuperviseConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config, self._clock = config, clock
+        self._config = config
+        self._clock = clock
         self._failures: deque[float] = deque()
         self._seen: set[tuple[object, ...]] = set()
-        self._furthest, self._without_progress = -2, 0  # -1 is a run that has no checkpoint yet
+        # -1 is a run that has no checkpoint yet
+        self._furthest = -2
+        self._without_progress = 0
 
     def decide(self, outcome: AttemptOutcome, newest_step: int) -> Decision:
         """Decide what follows from an outcome.
@@ -141,11 +144,13 @@ class RestartPolicy:
         return self._count(delay)
 
     def _count(self, delay: float) -> Decision:
-        now, window = self._clock(), self._config.failure_window.amount
+        now = self._clock()
+        window = self._config.failure_window.amount
         while self._failures and now - self._failures[0] > window:
             self._failures.popleft()
         self._failures.append(now)
-        count, limit = len(self._failures), self._config.max_failures
+        count = len(self._failures)
+        limit = self._config.max_failures
         within = f"within {format_seconds(window)}"
         if limit == 0:
             return Decision(False, "supervise.max_failures is 0")

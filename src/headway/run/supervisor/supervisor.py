@@ -115,8 +115,11 @@ class _Supervisor:
     def __init__(
         self, config: Config, options: RunOptions, own_process: bool, machines: RunMachines | None = None
     ) -> None:
-        self._machines, self._wanted = machines, config.parallel
-        self._config, self._options, self._own_process = config, options, own_process
+        self._machines = machines
+        self._wanted = config.parallel
+        self._config = config
+        self._options = options
+        self._own_process = own_process
         self._restart_policy = RestartPolicy(config.supervise)
         self._pool = WorkerPool(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._signals: list[int] = []
@@ -304,7 +307,8 @@ class _Supervisor:
             return
         if outcome.kind == "budget" and has_run:
             raise stopped_by_budget(self._config, outcome.what)
-        what, fix = outcome.what, outcome.fix
+        what = outcome.what
+        fix = outcome.fix
         if decision.is_bug:
             what = f"{what}: {decision.why}\n" + "\n".join(f"    {frame}" for frame in outcome.frames)
             fix = "fix it; then the same command continues from the newest checkpoint"

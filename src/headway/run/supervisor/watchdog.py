@@ -24,7 +24,9 @@ from headway.core.process.table import DEAD, STOPPED, TRACED, UNINTERRUPTIBLE, P
 #: A stopped process cannot continue by itself; short stops (a snapshot, a shell) are tolerated.
 _STOPPED_SECONDS = 5.0
 #: Workers' own times are compared over at least so many seconds and steps, so often in a row before one is named.
-_WINDOW_SECONDS, _WINDOW_STEPS, _WINDOWS = 8.0, 3, 2
+_WINDOW_SECONDS = 8.0
+_WINDOW_STEPS = 3
+_WINDOWS = 2
 #: In a window this long one step is enough: a worker that slows steps to 20 s is named within a minute, too.
 _LONG_WINDOW_SECONDS = 10.0
 _MEDIAN_OF = 21
@@ -224,7 +226,8 @@ class Watchdog:
         if not silent:
             return None
         rank = min(silent)
-        reading, state = readings[rank], states.get(rank)
+        reading = readings[rank]
+        state = states.get(rank)
         seconds = now - reading.beat_seconds
         where = f"in phase '{reading.phase}' after step {reading.step}"
         if state is not None and state.state == UNINTERRUPTIBLE:
@@ -256,7 +259,8 @@ class Watchdog:
     def _slow_one(self, now: float, readings: Mapping[int, Reading]) -> Finding | None:
         if len(readings) < 2 or not all(reading.has_finished_a_step for reading in readings.values()):
             return None
-        window, self._window = self._window, self._window or _window(now, readings)
+        window = self._window
+        self._window = self._window or _window(now, readings)
         if window is None or window.steps.keys() != readings.keys():
             self._window = _window(now, readings)
             return None
@@ -264,7 +268,9 @@ class Watchdog:
         if min(done.values()) < 0:  # after a rollback the number of finished steps is unknown
             self._window = _window(now, readings)
             return None
-        seconds, before, window.done = now - window.at, window.done, min(done.values())
+        seconds = now - window.at
+        before = window.done
+        window.done = min(done.values())
         # Amid a step some workers have done their part of it and others have not, which distorts a short comparison.
         if window.done == before or seconds < _WINDOW_SECONDS:
             return None

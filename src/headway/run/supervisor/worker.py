@@ -33,7 +33,9 @@ _stacks: IO[str] | None = None
 def main() -> None:
     """Train as one worker; an error goes to `attempts/NNN/error-<rank>.json`, which the launcher reads."""
     begin_process()
-    run, number, rank = Path(sys.argv[1]), int(os.environ["HEADWAY_ATTEMPT"]), int(os.environ["RANK"])
+    run = Path(sys.argv[1])
+    number = int(os.environ["HEADWAY_ATTEMPT"])
+    rank = int(os.environ["RANK"])
     folder = attempt_folder(run, number)
     if rank > 0:
         keep_log(worker_log(folder, rank))

@@ -29,7 +29,9 @@ class WorkerControl:
     """
 
     def __init__(self, workers: WorkerStatuses, machines: AttemptMachines, signals: Sequence[int]) -> None:
-        self._workers, self._machines, self._signals = workers, machines, signals
+        self._workers = workers
+        self._machines = machines
+        self._signals = signals
         self._passed_on = 0
         self.killed: set[int] = set()
         """Ranks of the workers of this machine that were killed by `kill`."""

@@ -41,12 +41,14 @@ class WorkerPool:
     """
 
     def __init__(self, config: Config, devices: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._wanted, self._clock = config.parallel.workers, clock
+        self._wanted = config.parallel.workers
+        self._clock = clock
         self._allowed = allowed_sizes(config)
         self._all_devices = devices.split(",") if devices is not None else [str(n) for n in range(self._wanted)]
         self._devices = list(self._all_devices)
         self._cool_down = float(config.supervise.grow_after.amount)
-        self._patience, self._since = 1, 0.0
+        self._patience = 1
+        self._since = 0.0
         self._tried: _Trial | None = None
         self._blamed: tuple[int, int] | None = None
         self.size = self._wanted
@@ -68,14 +70,16 @@ class WorkerPool:
         if outcome.is_final or outcome.kind in ("finished", "preempted"):
             return None
         if self._tried is not None and newest_step > self._tried.newest_step:
-            self._tried, self._patience = None, 1
+            self._tried = None
+            self._patience = 1
         if self._tried is not None and not outcome.is_from_outside:
             why = f"{counted(self.size, 'worker')} were tried again in vain"
             self._patience = min(_MOST_PATIENCE, self._patience * 2)
             return self._resize(why, self._tried.size, self._tried.devices)
         if outcome.rank is None or outcome.kind == "slow":
             return None
-        before, self._blamed = self._blamed, (outcome.rank, newest_step)
+        before = self._blamed
+        self._blamed = (outcome.rank, newest_step)
         fewer = [size for size in self._allowed if size < self.size]
         if before != self._blamed or not fewer:
             return None
@@ -83,8 +87,11 @@ class WorkerPool:
         return self._resize(f"worker {outcome.rank} is lost for good", fewer[-1], devices)
 
     def _resize(self, why: str, size: int, devices: list[str]) -> str:
-        self.size, self._devices = size, devices
-        self._since, self._blamed, self._tried = self._clock(), None, None
+        self.size = size
+        self._devices = devices
+        self._since = self._clock()
+        self._blamed = None
+        self._tried = None
         return f"{why}; the run continues with {counted(size, 'worker')}"
 
     @property

@@ -64,7 +64,8 @@ class WorkerStatuses:
 
         Those that run come first, then those that are stopped.
         """
-        going, stopped = dict[int, Path](), dict[int, Path]()
+        going = dict[int, Path]()
+        stopped = dict[int, Path]()
         for rank in ranks:
             state = self.states.get(rank)
             if state is not None and state.state != DEAD and rank in self._here:

@@ -44,7 +44,8 @@ class RayPool:
 
     def __init__(self, config: Config, *, tasks: int | None, workers: int) -> None:
         self._launch = config.launch
-        self._tasks, self._workers = tasks, workers
+        self._tasks = tasks
+        self._workers = workers
 
     def describe(self, units: int) -> str:
         """Return how many tasks there will be, and where."""
@@ -105,7 +106,8 @@ class _RayLine:
     """Has Ray process units, a limited number at a time."""
 
     def __init__(self, ray: Any, order: Order, *, tasks: int | None, workers: int) -> None:
-        self._ray, self._folder = ray, order.folder
+        self._ray = ray
+        self._folder = order.folder
         processors = int(ray.cluster_resources().get("CPU", 1))
         self._most = tasks or max(1, _SUBMITTED * (processors // workers))
         self._process = ray.remote(num_cpus=workers, max_retries=_RETRIES)(_process_unit)

@@ -35,8 +35,10 @@ from headway.text.preparing.records import WORK, Records
 from headway.text.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 
 #: Folder of the arrays in the store that is being built, and the file in it with the number of the last one.
-_ARRAYS, _LAST = f"{WORK}/arrays", "last"
-_ORDER, _SCRIPT = "order.json", "array.sh"
+_ARRAYS = f"{WORK}/arrays"
+_LAST = "last"
+_ORDER = "order.json"
+_SCRIPT = "array.sh"
 #: Elements when `--tasks` is not given: Slurm takes 1,000 by default, and each costs a start of Python.
 _ELEMENTS = 64
 #: Arrays in a row that may end without a single finished unit.
@@ -58,7 +60,8 @@ class SlurmPool:
     def __init__(self, config: Config, *, tasks: int | None, workers: int) -> None:
         self._job = Job(config)
         self._store = config.data.store
-        self._tasks, self.workers = tasks, workers
+        self._tasks = tasks
+        self.workers = workers
 
     def elements(self, units: int) -> int:
         """Return the number of elements of an array for so many units."""
@@ -74,7 +77,8 @@ class SlurmPool:
         options = prepare_options(self._job, folder)
         options |= {"array": f"0-{elements - 1}", "output": log_pattern(folder, "%a.log")}
         options.setdefault("cpus-per-task", self.workers)
-        slurm, words = self._job.config.launch.slurm, [__name__, str(folder), str(self.workers)]
+        slurm = self._job.config.launch.slurm
+        words = [__name__, str(folder), str(self.workers)]
         if slurm.container is None:
             command = module_command(*words)
         else:
@@ -118,7 +122,8 @@ class _ArrayLine:
     """Collects units, and has arrays process them."""
 
     def __init__(self, pool: SlurmPool, order: Order) -> None:
-        self._pool, self._order = pool, order
+        self._pool = pool
+        self._order = order
         self._jobs: list[UnitJob] = []
         self._arrays = 0
 
@@ -237,7 +242,9 @@ def _end_last(folder: Path) -> None:
 def main(words: Sequence[str]) -> int:
     """Process the units of an element (`python -m headway.start.pools.slurm_array FOLDER WORKERS`)."""
     open_streams()
-    folder, workers, number = Path(words[0]), int(words[1]), os.environ["SLURM_ARRAY_TASK_ID"]
+    folder = Path(words[0])
+    workers = int(words[1])
+    number = os.environ["SLURM_ARRAY_TASK_ID"]
     order = Order.from_json(read_json_object(folder / _ORDER, _ORDER_BYTES))
     with (folder / f"{number}.jsonl").open(encoding="utf-8") as lines:
         tasks = (UnitTask.from_json(json.loads(line)) for line in lines)

@@ -47,7 +47,8 @@ def prompts_of(store_path: Path) -> list[str]:
     split = "validation" if "validation" in store.splits else "train"
     source = store.sources(split)[0]
     bounds = store.shard_documents(split, source, 0).astype("int64").tolist()
-    tokenizer, begin = Tokenizer.load(store.tokenizer_folder), len(store.begin_of_text)
+    tokenizer = Tokenizer.load(store.tokenizer_folder)
+    begin = len(store.begin_of_text)
     prompts: list[str] = []
     for start, end in pairwise(bounds):
         count = min(end - start - begin - 1, _PROMPT_TOKENS)

@@ -100,7 +100,8 @@ def rehearse(values: dict[str, Any], overrides: Sequence[str], sample: Sample, *
     """
     folder = sample.store.parent
     name = f"rehearsal-{time.monotonic_ns()}"
-    file, log = _write(folder / f"{name}.yaml", values), folder / f"{name}.log"
+    file = _write(folder / f"{name}.yaml", values)
+    log = folder / f"{name}.log"
     here = [f"data.store={json.dumps(str(sample.store))}", "train.steps=1000000", "telemetry.report=false"]
     began = time.monotonic()
     with running(train_command(file, *overrides, *here, *place(name, folder)), log, {}) as process:

@@ -118,12 +118,15 @@ def choice_for(depth: int, vocabulary: int, tokens: float) -> Choice:
     is_small = parameters < 10e6
     length = 256 if is_small else 1024
     per_token = flops_per_token(config, length)
-    batch, optimizer, rate = _SMALL_BATCH, "muon", _SMALL_RATE
+    batch = _SMALL_BATCH
+    optimizer = "muon"
+    rate = _SMALL_RATE
     if not is_small:
         flops = per_token * tokens
         wanted = 0.2920 * flops**0.3271
         batch = length * max(8, 2 ** round(math.log2(wanted / length)))
-        optimizer, rate = DEFAULT_OPTIMIZER, float(f"{0.3118 * flops**-0.1250:.1e}")
+        optimizer = DEFAULT_OPTIMIZER
+        rate = float(f"{0.3118 * flops**-0.1250:.1e}")
     return Choice(decoder_of(depth), depth, parameters, per_token, length, batch, optimizer, rate, MOST_EPOCHS)
 
 

@@ -82,7 +82,8 @@ def named(text: str) -> str:
 
 def first_difference(before: str, after: str) -> int:
     """Return the length of the longest common prefix of two texts."""
-    low, high = 0, min(len(before), len(after))
+    low = 0
+    high = min(len(before), len(after))
     while low < high:
         middle = (low + high + 1) // 2
         if before[low:middle] == after[low:middle]:

@@ -70,7 +70,8 @@ class Cleaner:
                 counts.changed += 1
                 if counts.wants("changed"):
                     counts.show("changed", "changed", step.example(text, result))
-                text, size = result, utf8_size(result)
+                text = result
+                size = utf8_size(result)
             counts.documents_out += 1
             counts.bytes_out += size
         return text
@@ -89,7 +90,8 @@ class Cleaner:
 
     def take_counts(self) -> CleanCounts:
         """Return the counts since the last call."""
-        taken, self._counts = self._counts, CleanCounts.of(self._names)
+        taken = self._counts
+        self._counts = CleanCounts.of(self._names)
         for step, counts in zip(self._steps, self._counts.steps, strict=True):
             step.counts = counts
         return taken

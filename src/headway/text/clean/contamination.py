@@ -197,7 +197,8 @@ def _is_in(values: Hashes, ordered: Hashes) -> Any:
 
 def _all_grams(words: Hashes, lengths: Sequence[int]) -> Iterator[tuple[int, Hashes]]:
     """Yield the hashes of a document's n-grams for each of the given lengths, ascending."""
-    grams, wanted = words, set(lengths)
+    grams = words
+    wanted = set(lengths)
     for length in range(1, min(max(lengths), len(words)) + 1):
         grams = longer(grams, words, length) if length > 1 else words
         if length in wanted:

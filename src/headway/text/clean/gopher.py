@@ -33,7 +33,8 @@ class GopherQuality(Step):
 
     def _by_words(self, text: str, words: Sequence[str]) -> Drop | None:
         """Check the number of words, their mean length and the symbols per word."""
-        config, count = self._config, len(words)
+        config = self._config
+        count = len(words)
         if count < config.min_words or not count:
             return Drop("few words", f"{count:,} words < {config.min_words:,}")
         if count > config.max_words:
@@ -53,7 +54,8 @@ class GopherQuality(Step):
     def _by_lines(self, text: str) -> Drop | None:
         """Check the shares of lines that are bullet points or end in an ellipsis."""
         lines = lines_of(text)
-        bullets, limit = self._bullets, self._config.max_bullet_lines
+        bullets = self._bullets
+        limit = self._config.max_bullet_lines
         if (share := sum([line.startswith(bullets) for line in lines]) / len(lines)) > limit:
             return _above("bullet lines", share, limit)
         limit = self._config.max_ellipsis_lines
@@ -65,7 +67,8 @@ class GopherQuality(Step):
 
     def _by_meaning(self, text: str, words: Sequence[str]) -> Drop | None:
         """Check the share of words with an alphabetic character, and the number of stop words."""
-        limit, count = self._config.min_alphabetic_words, len(words)
+        limit = self._config.min_alphabetic_words
+        count = len(words)
         # Purely alphabetic words are fast to count, and often there are enough of them.
         alphabetic = sum(map(str.isalpha, words))
         if alphabetic < limit * count:

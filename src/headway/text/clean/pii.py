@@ -42,7 +42,8 @@ class Pii(Step):
 
     def _replace(self, text: str, counts: Counter[str]) -> str:
         for find, placeholder in self._finders:
-            parts, done = [], 0
+            parts = []
+            done = 0
             for start, end, kind in find(text):
                 counts[kind] += 1
                 parts += [text[done:start], placeholder]

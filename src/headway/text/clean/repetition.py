@@ -56,7 +56,8 @@ class GopherRepetition(Step):
         hashes = mixed(np.fromiter(map(numbers.__getitem__, words), np.uint64, len(words)))
         lengths = np.fromiter(map(len, words), np.int64, len(words))
         total = int(lengths.sum())
-        top, duplicate = dict(self._top), dict(self._duplicate)
+        top = dict(self._top)
+        duplicate = dict(self._duplicate)
         undecided = set(duplicate)
         grams = hashes
         for n in range(1, min(self._longest, len(words)) + 1):

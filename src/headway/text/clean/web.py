@@ -66,9 +66,13 @@ class C4(Step):
 
     def _lines(self, text: str, removed: Counter[str], javascript: bool, policies: bool) -> list[str]:
         """Return the lines that no rule removes, and count the removed ones; the flags enable two costly rules."""
-        config, kept = self._config, []
-        fewest, longest, terminal = config.min_words_per_line, config.max_word_length, config.terminal_punctuation
-        javascript, policies = javascript and config.javascript_lines, policies and config.policy_lines
+        config = self._config
+        kept = []
+        fewest = config.min_words_per_line
+        longest = config.max_word_length
+        terminal = config.terminal_punctuation
+        javascript = javascript and config.javascript_lines
+        policies = policies and config.policy_lines
         for whole in lines_of(text):
             line = whole
             if config.citations and "[" in line:

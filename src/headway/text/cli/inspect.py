@@ -131,7 +131,8 @@ def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) 
     from headway.data.feeding.training_rows import training_rows
 
     settings = load_text(config, overrides, trains=False)
-    mixed, steps = is_mixed(settings.data), settings.train.steps
+    mixed = is_mixed(settings.data)
+    steps = settings.train.steps
     if mixed and steps is None:
         return {}
     rows = training_rows(settings.data, settings.train.sequence_length, store, settings.segments)

@@ -123,7 +123,8 @@ def inspect(
         loaded, place = _load_own(settings)
         special = settings.tokenizer.special_tokens_in_text
     else:
-        loaded, place = Tokenizer.load(path, _pattern_of(overrides or [])), str(path)
+        loaded = Tokenizer.load(path, _pattern_of(overrides or []))
+        place = str(path)
     ids = loaded.encode_arrays(sample, special_tokens_in_text=special)
     facts = _facts(loaded, place) | _measured(sample, ids)
     if text is not None:

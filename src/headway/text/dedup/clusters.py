@@ -134,7 +134,8 @@ def _follow_leaders(
     Returns:
         With `counts`, the number of documents in groups that would need more leaders; else 0.
     """
-    spool, left = None, 0
+    spool = None
+    left = 0
     for number in range(rounds + counts):
         leader_keys, leaders = _find_leaders(corpus, read, workspace)
         if not len(leaders):
@@ -151,7 +152,8 @@ def _follow_leaders(
                 rest.add(rows[members[~judge(numbers[members], leaders[place[members]])]])
         if spool is not None:
             spool.close()
-        spool, read = rest, rest.read
+        spool = rest
+        read = rest.read
     if spool is not None:
         spool.close()
     return left
@@ -218,8 +220,10 @@ def find(parents: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.i
 def join(parents: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
     """Join the sets of each pair; the root of a set is its lowest number."""
     while len(left):
-        left, right = find(parents, left), find(parents, right)
+        left = find(parents, left)
+        right = find(parents, right)
         apart = left != right
-        left, right = left[apart], right[apart]
+        left = left[apart]
+        right = right[apart]
         # If several pairs set the parent of one root, the lowest wins, and the others are repeated.
         np.minimum.at(parents, np.maximum(left, right), np.minimum(left, right))

@@ -80,7 +80,8 @@ def _paragraph_rows(corpus: Corpus, kept_copy: NDArray[np.int64]) -> Iterator[Ro
     """Yield hash, source, document hash and number of paragraphs that are long enough, in kept documents."""
     first = 0
     for _, source, start, prints in corpus.units():
-        hashes, counts = prints.paragraph_hashes, prints.paragraph_counts
+        hashes = prints.paragraph_hashes
+        counts = prints.paragraph_counts
         kept = kept_copy[start : start + len(prints)] == np.arange(start, start + len(prints))
         inside = np.flatnonzero(np.repeat(kept, counts) & (hashes != 0))
         documents = np.repeat(np.asarray(prints.hashes[:, 0]), counts)

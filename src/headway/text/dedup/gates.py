@@ -37,7 +37,8 @@ def check_limits(report: dict[str, Any], config: DedupConfig, describe: Callable
         TooManyDuplicates: a limit is exceeded. The message has the figures, documents of the largest cluster, and the
             values that would allow the removal.
     """
-    total, largest = report["total"], report["clusters"]["largest"]
+    total = report["total"]
+    largest = report["clusters"]["largest"]
     passed: list[tuple[str, str, float]] = []
 
     def check(key: str, limit: float, part: int, whole: int, what: str) -> None:

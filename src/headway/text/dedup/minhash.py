@@ -160,7 +160,8 @@ def _band_keys(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint64]
     last = np.iinfo(order.dtype).max
     documents, empty = np.nonzero(~filled & filled.any(axis=1, keepdims=True))
     for start in range(0, len(documents), _ROWS):
-        these, lacking = documents[start : start + _ROWS], empty[start : start + _ROWS]
+        these = documents[start : start + _ROWS]
+        lacking = empty[start : start + _ROWS]
         lender = np.where(filled[these], order[lacking], last).argmin(axis=1)
         values[these, lacking] = values[these, lender]
     keys = np.zeros((layout.bands, count), dtype=np.uint64)
@@ -192,10 +193,13 @@ def estimate_similarity(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> 
     """
     a, b = (np.ascontiguousarray(side).view(np.uint64) for side in (left, right))
     ones = np.uint64(0x1111111111111111)
-    a_filled, b_filled = _any_bit(a) & ones, _any_bit(b) & ones
+    a_filled = _any_bit(a) & ones
+    b_filled = _any_bit(b) & ones
     both = a_filled & b_filled
     equal = both & ~_any_bit(a ^ b)
-    both_count, either_count, equal_count = _ones(both), _ones(a_filled | b_filled), _ones(equal)
+    both_count = _ones(both)
+    either_count = _ones(a_filled | b_filled)
+    equal_count = _ones(equal)
     # One in 15 bins with different minima has the same code by chance.
     same = (equal_count - both_count / _CODES) * (_CODES / (_CODES - 1))
     similarity: NDArray[np.float64] = np.clip(same / np.maximum(either_count, 1.0), 0.0, 1.0)

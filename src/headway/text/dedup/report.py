@@ -37,7 +37,8 @@ def count_clusters(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Work
     for start, stop in corpus.ranges():
         kept_copy[start:stop] = kept_copy[kept_copy[start:stop]]
         np.add.at(sizes, kept_copy[start:stop], 1)
-    count, largest = 0, np.zeros(0, dtype=np.int64)
+    count = 0
+    largest = np.zeros(0, dtype=np.int64)
     for start, stop in corpus.ranges():
         found = start + np.flatnonzero(sizes[start:stop] > 1)
         count += len(found)

@@ -51,9 +51,11 @@ def normal_bytes(text: str, encoded: bytes) -> bytes:
         # The last two entries of the tables stand for an ideograph and for a character that is not a word.
         ideograph = beyond & (codes <= IDEOGRAPHS[1])
         looked_up = np.where(beyond, np.where(ideograph, _TABLE, _TABLE + 1), codes)
-        normal, single = np.where(ideograph, codes, lower[looked_up]), alone[looked_up]
+        normal = np.where(ideograph, codes, lower[looked_up])
+        single = alone[looked_up]
     else:
-        normal, single = lower[codes], alone[codes]
+        normal = lower[codes]
+        single = alone[codes]
     if single.any():
         spaced = np.full(len(normal) + 2 * int(single.sum()), _SPACE, dtype="<u4")
         spaced[np.arange(len(normal)) + 2 * np.cumsum(single) - single] = normal
@@ -109,7 +111,8 @@ def _hash_block(block: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return hashes and starts of the words of a block of bytes that ends with a space."""
     inside = np.frombuffer(block, dtype=np.uint8) != _SPACE
     edges = np.flatnonzero(np.diff(inside, prepend=False))
-    starts, lengths = edges[0::2], edges[1::2] - edges[0::2]
+    starts = edges[0::2]
+    lengths = edges[1::2] - edges[0::2]
     hashes = lengths.astype(np.uint64) * _LENGTH_SALT
     # A view with the eight bytes at every offset as one number.
     loads = np.ndarray((len(block),), dtype="<u8", buffer=block + bytes(8), strides=(1,))

@@ -35,7 +35,8 @@ class Workspace:
     """
 
     def __init__(self, memory_bytes: int, folder: Path | None = None) -> None:
-        self.memory_bytes, self._folder = memory_bytes, folder
+        self.memory_bytes = memory_bytes
+        self._folder = folder
         self._tables_left = memory_bytes // 2
         self._files = ExitStack()
 
@@ -98,9 +99,13 @@ class Partition:
         progress: RowProgress | None,
     ) -> None:
         self.parts = parts
-        self._blocks, self._width = blocks, width
+        self._blocks = blocks
+        self._width = width
         # With several ranges there are three passes over the rows: to count, to write and to read them.
-        self._progress, self._rounds, self._seen, self._count = progress, 3 if parts > 1 else 1, 0, count
+        self._progress = progress
+        self._rounds = 3 if parts > 1 else 1
+        self._seen = 0
+        self._count = count
         self._file: IO[bytes] | None = None
         self._report(0)
         if parts > 1:
@@ -189,7 +194,8 @@ def make_rows(*columns: NDArray[Any]) -> Rows:
 
 def thinned(blocks: Iterable[Rows], limit: int, thin: Callable[[Rows], Rows], width: int = 2) -> Rows:
     """Gather rows, thin them whenever there are more than `limit`, and return the rows left after a last thinning."""
-    gathered, size = [np.zeros((0, width), dtype=np.uint64)], 0
+    gathered = [np.zeros((0, width), dtype=np.uint64)]
+    size = 0
     for rows in blocks:
         gathered.append(rows)
         size += len(rows)

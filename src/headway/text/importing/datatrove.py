@@ -74,7 +74,8 @@ def open_file(path: Path, dtype: np.dtype[Any] | None) -> TokenFile:
         DataError: see `find`.
     """
     size = size_of(path)
-    about, index = _companion(path, "metadata"), _companion(path, "index")
+    about = _companion(path, "metadata")
+    index = _companion(path, "index")
     facts = _metadata(about) if about.exists() else _Metadata(None, None, None)
     indexed = _last_end(index) if index.exists() else None
     known = indexed if indexed is not None else facts.tokens

@@ -50,7 +50,9 @@ class ShardSeries:
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], shard_bytes: int) -> None:
-        self._folder, self._dtype, self._limit = folder, dtype, shard_bytes // dtype.itemsize
+        self._folder = folder
+        self._dtype = dtype
+        self._limit = shard_bytes // dtype.itemsize
         self._writer: ShardWriter | None = None
         self.entries: list[dict[str, Any]] = []
         """Entries of the complete shards, as in the manifest."""
@@ -65,7 +67,8 @@ class ShardSeries:
             self._writer.write(ids[:cut].astype(self._dtype, copy=False), ends[: over + 1])
             if over < len(ends):
                 self.finish()
-            ids, ends = ids[cut:], ends[over + 1 :] - cut
+            ids = ids[cut:]
+            ends = ends[over + 1 :] - cut
 
     def finish(self) -> None:
         """Close the open shard, if there is one. Its last document must have ended."""
@@ -100,11 +103,13 @@ class DocumentWriter:
 
     def add(self, block: TokenBlock, split: str) -> None:
         """Add a block that belongs to a split."""
-        ids, ends = block.ids, block.ends
+        ids = block.ids
+        ends = block.ends
         if self._begun is not None:
             ids, ends = self._continue_document(ids, ends)
         if self._open is not None and len(self._open):
-            ids, ends = np.concatenate([self._open, ids]), ends + len(self._open)
+            ids = np.concatenate([self._open, ids])
+            ends = ends + len(self._open)
         whole = int(ends[-1]) if len(ends) else 0
         self._open = ids[whole:]
         if len(ends):

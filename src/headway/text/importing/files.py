@@ -135,7 +135,8 @@ def _ids(file: TokenFile, hashed: Any, advance: Callable[[int], None]) -> Iterat
 def _exactly(opened: Any, count: int, file: TokenFile) -> bytearray:
     """Read exactly `count` bytes of an unbuffered file."""
     data = bytearray(count)
-    view, done = memoryview(data), 0
+    view = memoryview(data)
+    done = 0
     while done < count:
         got = opened.readinto(view[done:])
         if not got:
@@ -150,7 +151,8 @@ def _exactly(opened: Any, count: int, file: TokenFile) -> bytearray:
 
 def _check(ids: NDArray[Any], start: int, file: TokenFile, vocab_size: int) -> None:
     """Check that all ids are within the vocabulary."""
-    low, high = int(ids.min()), int(ids.max())
+    low = int(ids.min())
+    high = int(ids.max())
     if low >= 0 and high < vocab_size:
         return
     place = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])

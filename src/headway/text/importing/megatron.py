@@ -139,8 +139,10 @@ class _Tables:
     """The three arrays of an index, mapped on access, since a map keeps a file open and there may be thousands."""
 
     def __init__(self, index: Path, sequences: int, documents: int, width: int) -> None:
-        self.index, self.width = index, width
-        self._sequences, self._documents = sequences, documents
+        self.index = index
+        self.width = width
+        self._sequences = sequences
+        self._documents = documents
         last = int(self.documents()[-1]) if documents else 0
         if last != sequences:
             raise damaged(index, f"its documents end at sequence {last:,} of {sequences:,}")
@@ -168,7 +170,9 @@ def _map(index: Path, dtype: str, count: int, offset: int) -> NDArray[Any]:
 def _ends(tables: _Tables) -> Ends:
     """Yield the ends of documents, in tokens, in blocks."""
     _check_sequences(tables)
-    documents, pointers, lengths = tables.documents(), tables.pointers(), tables.lengths()
+    documents = tables.documents()
+    pointers = tables.pointers()
+    lengths = tables.lengths()
     previous = 0
     for first in range(0, len(documents), BLOCK_DOCUMENTS):
         block = np.asarray(documents[first : first + BLOCK_DOCUMENTS])
@@ -184,7 +188,9 @@ def _ends(tables: _Tables) -> Ends:
 
 def _check_sequences(tables: _Tables) -> None:
     """Check that sequences are contiguous."""
-    expected, pointers, all_lengths = 0, tables.pointers(), tables.lengths()
+    expected = 0
+    pointers = tables.pointers()
+    all_lengths = tables.lengths()
     for first in range(0, len(all_lengths), BLOCK_DOCUMENTS):
         lengths = all_lengths[first : first + BLOCK_DOCUMENTS].astype(np.int64)
         ends = expected + np.cumsum(lengths) * tables.width

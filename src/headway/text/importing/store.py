@@ -311,7 +311,9 @@ class _Builder:
     """Writer of the shards of all sources, and of the manifest."""
 
     def __init__(self, plan: ImportPlan, folder: Path, shard_bytes: int) -> None:
-        self._plan, self._folder, self._shard_bytes = plan, folder, shard_bytes
+        self._plan = plan
+        self._folder = folder
+        self._shard_bytes = shard_bytes
         self._series: dict[str, dict[str, ShardSeries]] = {}
         self._counts: dict[str, Counts] = {}
         self._hashes: dict[Path, str] = {}
@@ -393,7 +395,8 @@ class _Builder:
         }
 
     def _summary(self, source: ImportSource) -> dict[str, Any]:
-        files, counts = [*source.train, *source.validation], self._counts[source.name]
+        files = [*source.train, *source.validation]
+        counts = self._counts[source.name]
         return {
             "name": source.name,
             "files": len(files),

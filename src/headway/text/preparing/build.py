@@ -98,10 +98,17 @@ class Builder:
         keeps_for: Collection[int] = (),
         chat: str | None = None,
     ) -> None:
-        self.keeps_for, self._chat = keeps_for, chat
-        self._data, self._sources, self.records, self._hashes = data, sources, records, hashes
-        self._recipe, self._steps, self._workers = recipe, described_steps, workers
-        self._tokenizer, self._pool = tokenizer, pool
+        self.keeps_for = keeps_for
+        self._chat = chat
+        self._data = data
+        self._sources = sources
+        self.records = records
+        self._hashes = hashes
+        self._recipe = recipe
+        self._steps = described_steps
+        self._workers = workers
+        self._tokenizer = tokenizer
+        self._pool = pool
         self.duplicates: dict[str, Any] | None = None
         self.processed: dict[str, int] = {}
         self._open: set[UnitCollector] = set()
@@ -146,7 +153,8 @@ class Builder:
                 key = self._shards_key(outcome, recipe, None) if recipe.tokenizer else None
                 shards = self.records.shards(key, self._name(outcome)) if survey and key else Shards()
                 if survey and shards:
-                    outcome.survey, outcome.shards = survey, shards
+                    outcome.survey = survey
+                    outcome.shards = shards
                     bar.skip(outcome.unit.bytes)
                     outcome.unit = outcome.unit.without_texts(self._texts_for(recipe))
                 else:
@@ -257,8 +265,12 @@ class _UnitJob:
         *,
         verdict: Verdict | None = None,
     ) -> None:
-        self._builder, self._outcome, self._bar, self._recipe = builder, outcome, bar, recipe
-        self._key, self._verdict = shards_key, verdict
+        self._builder = builder
+        self._outcome = outcome
+        self._bar = bar
+        self._recipe = recipe
+        self._key = shards_key
+        self._verdict = verdict
         pieces = outcome.unit.pieces
         # If the source's limit was reached within the unit, survey and verdict cover only the first pieces.
         self._pieces = pieces if verdict is None else pieces[: len(outcome.survey.piece_documents)]
@@ -275,7 +287,8 @@ class _UnitJob:
     def task(self) -> UnitTask:
         """Return the unit as another machine gets it."""
         outcome = self._outcome
-        name, verdicts = self._builder._name(outcome), tuple(self._verdicts())
+        name = self._builder._name(outcome)
+        verdicts = tuple(self._verdicts())
         return UnitTask(name, self._survey_key, self._key, self._pieces, outcome.inputs, verdicts)
 
     def submit(self, lines: Lines) -> Line:
@@ -288,8 +301,10 @@ class _UnitJob:
 
     def work(self) -> Iterator[Work]:
         """Yield the work on each piece, for workers of this machine; `accept` gets the results in this order."""
-        outcome, builder = self._outcome, self._builder
-        name, key = builder._name(outcome), self._survey_key
+        outcome = self._outcome
+        builder = self._builder
+        name = builder._name(outcome)
+        key = self._survey_key
         self._collector = UnitCollector(builder.records, self._recipe, name, key, self._key)
         if key is not None:
             outcome.survey = self._collector.survey
@@ -334,13 +349,15 @@ class _UnitJob:
 
     def accept_recorded(self) -> bool:
         """Take what another machine has recorded in the store's folder; return false if it is not complete."""
-        builder, outcome = self._builder, self._outcome
+        builder = self._builder
+        outcome = self._outcome
         survey = builder.records.survey(outcome.key, search_files(self._recipe)) if self._verdict is None else None
         shards = builder.records.shards(self._key, builder._name(outcome)) if self._key else Shards()
         if shards is None or (survey is None and self._verdict is None):
             return False
         self._check_unchanged()
-        outcome.survey, outcome.shards = survey or outcome.survey, shards
+        outcome.survey = survey or outcome.survey
+        outcome.shards = shards
         self._bar.advance(size := sum(piece.bytes for piece in self._pieces))
         self._bar.skip(outcome.unit.bytes - size)
         fault_point("data.unit")
@@ -348,18 +365,21 @@ class _UnitJob:
 
     def _within_budget(self, piece: Any, result: PieceResult) -> PieceResult:
         """Return the result, or, if the source's limit falls into the piece, the result of the part before it."""
-        budget, survey = self._outcome.budget, self._outcome.survey
+        budget = self._outcome.budget
+        survey = self._outcome.survey
         if budget is None:
             return result
         counted = "read" if budget.unit == "documents" else "read_bytes"
-        spent, more = getattr(survey, counted), getattr(result, counted)
+        spent = getattr(survey, counted)
+        more = getattr(result, counted)
         if result.error is None and spent + more < budget.amount:
             return result
         worker = PieceWorker(*prepared(self._recipe, 1, self._builder._tokenizer))
         within = worker.process(Work(piece, budget=Amount(budget.amount - spent, budget.unit)))
         if result.error is not None and not within.ended:  # the error is not behind the limit
             return result
-        self._ended, survey.complete = True, False
+        self._ended = True
+        survey.complete = False
         return within
 
     def _check_unchanged(self) -> None:
@@ -381,7 +401,8 @@ def _split_verdict(verdict: Verdict, counts: Sequence[int]) -> Iterator[Verdict]
         paragraph_counts = verdict.paragraph_counts[document : document + stay]
         size = int(paragraph_counts.sum())
         yield Verdict(keep, verdict.paragraphs[paragraph : paragraph + size], paragraph_counts)
-        document, paragraph = document + stay, paragraph + size
+        document = document + stay
+        paragraph = paragraph + size
 
 
 def _hash_of(verdict: Verdict | None) -> str | None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from headway.text.dedup import DocumentPrints
 
 #: Files of a survey for the search for duplicates: fingerprints, and a mask of the documents that passed the cleaning.
-PRINTS, KEPT = "prints", "kept.npy"
+PRINTS = "prints"
+KEPT = "kept.npy"
 
 
 def search_files(recipe: Recipe) -> list[str]:
@@ -43,8 +44,11 @@ class UnitCollector:
     """
 
     def __init__(self, records: Records, recipe: Recipe, name: str, key: str | None, shards_key: str | None) -> None:
-        self._records, self._recipe, self._name = records, recipe, name
-        self._key, self._shards_key = key, shards_key
+        self._records = records
+        self._recipe = recipe
+        self._name = name
+        self._key = key
+        self._shards_key = shards_key
         self._kept: list[NDArray[np.bool_]] = []
         self._prints: list[DocumentPrints] = []
         self._writers: dict[str, ShardWriter] = {}

@@ -46,7 +46,8 @@ class PieceWorker:
 
     def __init__(self, recipe: Recipe, encoder: TextEncoder | None = None, end_of_text: int = 0) -> None:
         self.recipe = recipe
-        self._encoder, self._end = encoder, end_of_text
+        self._encoder = encoder
+        self._end = end_of_text
         self._chat: ChatEncoder | None = None
         self._cleaners: dict[int, Cleaner] = {}
         self._cleaner: Cleaner | None = None
@@ -99,7 +100,10 @@ class PieceWorker:
         """Yield and count the texts of the piece within the budget; list malformed documents, or stop at the first."""
         left = work.budget
         for batch in read_batches(work.piece):
-            count, bad, empty, ended = len(batch.texts), batch.bad, batch.empty.total(), False
+            count = len(batch.texts)
+            bad = batch.bad
+            empty = batch.empty.total()
+            ended = False
             if left is not None:
                 sizes = [text_size(text) for text in batch.texts]
                 count = _affordable(sizes, left, result)
@@ -111,7 +115,9 @@ class PieceWorker:
                 empty = sum(number for after, number in batch.empty.items() if after <= texts_before)
             if bad and not self.recipe.skip_bad:
                 result.failed, *result.also_failed = bad
-                count, bad, ended = result.failed.after, [], True
+                count = result.failed.after
+                bad = []
+                ended = True
             result.skipped += len(bad)
             result.cut += sum(document.rest for document in bad)
             result.too_large += sum(document.too_large for document in bad)
@@ -157,7 +163,8 @@ class PieceWorker:
     def _split(self, texts: list[str], result: PieceResult) -> tuple[list[str], list[str]]:
         """Split texts into those for training and those held out; record the smallest and largest hash."""
         if not self.recipe.holds_out:
-            result.smallest, result.largest = 0, 2**64 - 1
+            result.smallest = 0
+            result.largest = 2**64 - 1
             return texts, []
         hashes = document_hashes(texts, result)
         held_out = hashes < self.recipe.bound if self.recipe.bound < 2**64 else np.ones(len(texts), dtype=bool)
@@ -188,13 +195,15 @@ class PieceWorker:
         Raises:
             DataError: A text cannot be encoded, and malformed documents are not skipped.
         """
-        result, problem = encoding.result, None
+        result = encoding.result
+        problem = None
         before = result.text_bytes, result.smallest, result.largest
         train, validation = self._split(texts, result)
         try:
             part = self._part(encoder, train + validation)
         except UnencodableTextError as error:
-            part, problem = None, error
+            part = None
+            problem = error
         if part is None:
             result.text_bytes, result.smallest, result.largest = before
             problems = dict(self._problems(encoder, texts, 0))
@@ -203,7 +212,8 @@ class PieceWorker:
             for place, reason in problems.items():
                 encoding.skip(numbers[place], reason, self.recipe.skip_bad)
             left = [place for place in range(len(texts)) if place not in problems]
-            texts, numbers = [texts[place] for place in left], [numbers[place] for place in left]
+            texts = [texts[place] for place in left]
+            numbers = [numbers[place] for place in left]
             return self._encode(encoder, texts, numbers, encoding) if texts else []
         if (part.lengths == 1 + len(self.recipe.begin)).any() and part.trained is None:
             lengths = part.lengths - (1 + len(self.recipe.begin))
@@ -268,7 +278,8 @@ class _Encoding:
     """The documents of a piece that cannot be encoded, or for which the tokenizer gives no token."""
 
     def __init__(self, piece: Piece, result: PieceResult) -> None:
-        self.piece, self.result = piece, result
+        self.piece = piece
+        self.result = result
         self.first = 0
         """Number of the piece's documents before the current batch."""
         self.without: list[int] = []

@@ -46,7 +46,8 @@ class InputHashes:
         self._known: dict[str, list[Any]] = {}
         for memory in () if fresh else memories:
             self._known |= _read(memory)
-        self._keep, self._unsaved_bytes = keep, 0
+        self._keep = keep
+        self._unsaved_bytes = 0
         self._used: dict[str, list[Any]] = {}
         self._racy: set[str] = set()
         self._stamps: dict[str, str] = {}
@@ -71,7 +72,8 @@ class InputHashes:
         Raises:
             DataError: A file cannot be read.
         """
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        self._ahead = None
         begun = ahead.result() if ahead is not None else None
         return begun[1] if begun is not None and begun[0] == unit else self._of(unit)
 
@@ -79,7 +81,8 @@ class InputHashes:
         return [self._part(pieces) for pieces in _by_file(unit)]
 
     def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        file, facts = pieces[0].file, _outline(pieces)
+        file = pieces[0].file
+        facts = _outline(pieces)
         if pieces[0].texts is not None:
             return facts | {"sha256": _hash_texts(pieces)}
         if not file.local and file.version:
@@ -142,7 +145,9 @@ def _by_file(unit: Unit) -> Iterator[list[Piece]]:
 
 def _outline(pieces: Sequence[Piece]) -> dict[str, Any]:
     """Describe a file's pieces in a unit: how it is read, bytes, and their span if they are not the whole file."""
-    file, start, end = pieces[0].file, pieces[0].span, pieces[-1].span
+    file = pieces[0].file
+    start = pieces[0].span
+    end = pieces[-1].span
     size = sum(piece.bytes for piece in pieces)
     facts: dict[str, Any] = {"path": file.name, "format": file.format, "bytes": size}
     if file.compression:
@@ -216,7 +221,8 @@ def _blocks(stream: BinaryIO, lines: tuple[int, int] | None, most: int) -> Itera
     behind = 0
     while last != b"\n" and behind <= most and (block := stream.readline(_BLOCK)):
         yield block
-        behind, last = behind + len(block), block[-1:]
+        behind = behind + len(block)
+        last = block[-1:]
 
 
 def _read(memory: Path) -> dict[str, list[Any]]:

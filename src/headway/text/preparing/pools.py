@@ -118,8 +118,11 @@ class Lines:
     def __init__(
         self, recipe: Recipe, records: Records, *, workers: int, pool: UnitPool | None, tokenizer: Tokenizer | None
     ) -> None:
-        self._recipe, self._records, self._workers = recipe, records, workers
-        self._pool, self._tokenizer = pool, tokenizer
+        self._recipe = recipe
+        self._records = records
+        self._workers = workers
+        self._pool = pool
+        self._tokenizer = tokenizer
         self._stack = ExitStack()
 
     @cached_property

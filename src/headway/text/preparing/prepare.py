@@ -131,7 +131,8 @@ def prepare(
             unavoidable={} if data.tokenizer.special_tokens_in_text else tokenizer.unavoidable,
             chat=tokenizer.where if any(source.template == CHAT for source in sources) else None,
         )
-        width, most = tokenizer.dtype.itemsize, data.max_document_bytes
+        width = tokenizer.dtype.itemsize
+        most = data.max_document_bytes
         records = Records(folder, path, width, most, fresh=force, hashed=repair)
         builder = Builder(
             data,

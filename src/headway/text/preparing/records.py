@@ -177,9 +177,12 @@ class Records:
         fresh: bool = False,
         hashed: bool = False,
     ) -> None:
-        self.folder, self._old = folder, None if fresh else old
+        self.folder = folder
+        self._old = None if fresh else old
         self._present = old
-        self.width, self.most, self._hashed = width, most, hashed
+        self.width = width
+        self.most = most
+        self._hashed = hashed
         self.used: set[str] = set()
         """Files that belong to the new store, relative to it."""
         self.reused: list[str] = []
@@ -209,7 +212,8 @@ class Records:
     def _whole(self, place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
         """Return whether the files of shards exist and match their entries."""
         for split, entry in splits.items():
-            folder, name = place / split / source, entry["file"]
+            folder = place / split / source
+            name = entry["file"]
             files: tuple[tuple[str, int, str], ...] = (
                 (name, self.width * entry["tokens"], entry["sha256"]),
                 (index_file(name), 8 * (entry["documents"] + 1), entry["index_sha256"]),

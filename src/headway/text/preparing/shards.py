@@ -33,7 +33,8 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+        self._folder = folder
+        self._name = name
         self._files: dict[str, _HashedFile] = {}
         self._packer = MaskPacker()
         self.tokens = self._documents = 0

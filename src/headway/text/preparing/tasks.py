@@ -155,7 +155,9 @@ class _TaskRun:
     """A unit on its way through the workers of this machine."""
 
     def __init__(self, order: Order, task: UnitTask, folder: Path, deliver: Callable[[Path], None]) -> None:
-        self._task, self._folder, self._deliver = task, folder, deliver
+        self._task = task
+        self._folder = folder
+        self._deliver = deliver
         self._files = files_of(Unit(0, task.pieces))
         self._hashes = InputHashes()
         self._left = len(task.pieces)

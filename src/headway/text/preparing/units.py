@@ -70,12 +70,16 @@ def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:
         for piece in in_file:
             if pieces and (_crosses(before, offset, length) or size >= _LONGEST * length):
                 yield Unit(number, tuple(pieces))
-                pieces, size = [], 0
+                pieces = []
+                size = 0
             pieces.append(replace(piece, source=number))
-            size, before, offset = size + piece.bytes, offset, offset + piece.bytes
+            size = size + piece.bytes
+            before = offset
+            offset = offset + piece.bytes
         if _ends_unit(file, length):
             yield Unit(number, tuple(pieces))
-            pieces, size = [], 0
+            pieces = []
+            size = 0
     if pieces:
         yield Unit(number, tuple(pieces))
 

@@ -71,8 +71,10 @@ def vocabulary_of(
         _report_begin(tokenizer, data.begin_of_text, begin)
         tokenizer.save(folder / "tokenizer", settings_beside(tokenizer), begin)
         return tokenizer
-    how, files = fingerprint(_how(data)), _files_fingerprint(sources)
-    settings, why = data.tokenizer, "data.tokenizer, or all of the input or how it is read has changed"
+    how = fingerprint(_how(data))
+    files = _files_fingerprint(sources)
+    settings = data.tokenizer
+    why = "data.tokenizer, or all of the input or how it is read has changed"
     # The store's vocabulary has precedence over that of a killed preparation: its `fresh` does not apply to this one.
     if present is not None and _was_trained(present, how):
         record = _record(present.path)
@@ -116,7 +118,8 @@ def renew_settings(folder: Path, store: Path, data: DataConfig) -> None:
         store: The store.
         data: The config of the store.
     """
-    wanted, file = (folder / SETTINGS).read_bytes(), store / SETTINGS
+    wanted = (folder / SETTINGS).read_bytes()
+    file = store / SETTINGS
     with suppress(OSError):
         if read_bytes(file) == wanted or (data.tokenizer.path is None and _json_object(file)):
             return
@@ -132,7 +135,8 @@ def _keep_vocabulary(
     tokenizer = _load_kept(present)
     tokenizer.save(folder / "tokenizer")
     _remember(folder, record)
-    seen, before = record.get("seen", training_bytes), record.get("input", 0)
+    seen = record.get("seen", training_bytes)
+    before = record.get("input", 0)
     if seen * _FAR_MORE <= training_bytes and 0 < before * _FAR_MORE <= _bytes(sources):
         notice(
             f"the store keeps its vocabulary, trained on {format_bytes(seen)} of text when there was far less input: "
@@ -166,7 +170,8 @@ def _was_trained(present: TokenStore, how: str) -> bool:
 
 def _was_a_trial(record: Mapping[str, Any], training_bytes: int, sources: Sequence[Source]) -> bool:
     """Return whether a vocabulary was trained on little text because of a source limit that has changed since."""
-    names, limits = {source.name for source in sources}, _limits(sources)
+    names = {source.name for source in sources}
+    limits = _limits(sources)
     before = record.get("limits", {}).items()
     is_other = any(name in names and limits.get(name) != limit for name, limit in before)
     return is_other and bool(record["seen"] * _FAR_MORE <= training_bytes)

@@ -11,7 +11,8 @@ from headway.text.reading.documents import ContentError
 #: Bytes at the beginning of a file that tell what it is: a tar archive has its mark in the first 512.
 HEAD_BYTES = 512
 
-_TAR, _WEB = "a tar archive", "a web archive (WARC)"
+_TAR = "a tar archive"
+_WEB = "a web archive (WARC)"
 _BEGINNINGS = {
     b"PK\x03\x04": "a ZIP archive",
     b"PK\x05\x06": "a ZIP archive",

@@ -108,7 +108,8 @@ def _file_parts(file: SourceFile, span: Span, stream: Any, columns: Sequence[int
         yield Part(None, f"the dictionary at byte {offset:,}", 0, unpacked_bytes(stream, message))
     for number in range(*span):
         message = _message(stream, batches[number], file)
-        read, name = partial(reader.get_batch, number), f"record batch {number:,}"
+        read = partial(reader.get_batch, number)
+        name = f"record batch {number:,}"
         yield Part(read, name, message.rows, unpacked_bytes(stream, message))
 
 

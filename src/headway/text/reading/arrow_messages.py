@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 #: Kinds of messages, as in Message.fbs.
-SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
+SCHEMA = 1
+DICTIONARY = 2
+RECORDS = 3
 
 _MAGIC = b"ARROW1"
 _CONTINUED = 0xFFFFFFFF
@@ -115,8 +117,10 @@ def message_at(stream: Any, position: int, size: int) -> Message | None:
     if not 0 < length <= _LARGEST_HEADER:
         raise MalformedError(f"the length of the message header at byte {position:,} is invalid")
     try:
-        table, body = _Table.root(bytes(stream.read(length))), position + header + length
-        kind, bytes_of_body = table.number(1, "<B"), table.number(3, "<q")
+        table = _Table.root(bytes(stream.read(length)))
+        body = position + header + length
+        kind = table.number(1, "<B")
+        bytes_of_body = table.number(3, "<q")
         if bytes_of_body < 0:
             raise MalformedError("a body of negative length")
         rows, packed = _records(table.table(2), kind)
@@ -143,7 +147,8 @@ class _Table:
     """A table in a flatbuffer ("FlatBuffer Internals"). Fields have numbers; absent ones read as None or 0."""
 
     def __init__(self, data: bytes, place: int) -> None:
-        self.data, self._place = data, place
+        self.data = data
+        self._place = place
         self._slots = place - _unpack("<i", data, place)[0]
         (self._size,) = _unpack("<H", data, self._slots)
 

@@ -19,11 +19,13 @@ from headway.text.reading.places import SourceFile, open_file
 
 #: Compressions by file ending.
 ENDINGS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-_BLOCK, _INPUT = 2**20, 2**14
+_BLOCK = 2**20
+_INPUT = 2**14
 # The window of `zstd --long=31`, which large dumps use. Memory is allocated only if a file needs it.
 _ZSTD_WINDOW = 2**31
 # Limits of the compressed bytes passed to zstd at a time.
-_FEWEST, _MOST = 64, 2**12
+_FEWEST = 64
+_MOST = 2**12
 # Exceptions of truncated or damaged compressed streams.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, ContentError)
 # Byte order marks of encodings other than UTF-8, the longer ones first.
@@ -94,7 +96,8 @@ class _Transcoded(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO, encoding: str) -> None:
         super().__init__()
-        self._reader, self._encoding = BlockReader(stream), encoding
+        self._reader = BlockReader(stream)
+        self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._ready = memoryview(b"")
         self._error: ContentError | None = None
@@ -184,7 +187,9 @@ class _Members(io.RawIOBase):
 
     def __init__(self, file: BinaryIO, new: Callable[[], Any], padding: bytes) -> None:
         super().__init__()
-        self._file, self._new, self._padding = file, new, padding
+        self._file = file
+        self._new = new
+        self._padding = padding
         self._member = new()
         self._begun = False
         self._input, self._ready = b"", memoryview(b"")
@@ -230,7 +235,8 @@ class _ZstdFrame:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._frame = library.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
-        self._waiting, self._step = memoryview(b""), _FEWEST
+        self._waiting = memoryview(b"")
+        self._step = _FEWEST
 
     @property
     def needs_input(self) -> bool:
@@ -240,7 +246,8 @@ class _ZstdFrame:
     def decompress(self, data: bytes, most: int) -> bytes:
         """Return about `most` decompressed bytes; later calls return the rest."""
         self._waiting = memoryview(bytes(self._waiting) + data) if self._waiting else memoryview(data)
-        parts, size = [], 0
+        parts = []
+        size = 0
         while self._waiting and size < most and not self.eof:
             try:
                 part = bytes(self._frame.decompress(self._waiting[: self._step]))

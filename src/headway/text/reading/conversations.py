@@ -134,7 +134,8 @@ def _messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not asked and not more:
             raise BadRecordError("field 'instruction' is empty")
         question = f"{asked}\n\n{more}" if asked and more else asked or more
-        user, assistant = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+        user = {"role": "user", "content": question}
+        assistant = {"role": "assistant", "content": answer}
         return [*_system(record), user, assistant]
     if layout_format([*record]) == "completion":
         return _messages_in_parts(record)

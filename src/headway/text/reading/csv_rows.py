@@ -98,7 +98,9 @@ class _Table:
     """
 
     def __init__(self, piece: Piece) -> None:
-        self._piece, self.rows, self._lines = piece, 0, 0
+        self._piece = piece
+        self.rows = 0
+        self._lines = 0
         self._names: list[str] | None = None
 
     @property
@@ -116,7 +118,8 @@ class _Table:
         try:
             if self._names is None and not self._read_header(rows):
                 return
-            names, columns = self._names or [], self._columns()
+            names = self._names or []
+            columns = self._columns()
             text_of = text_getter(self._piece.field, self._piece.template)
             for values, lines in rows:
                 if values:
@@ -128,7 +131,8 @@ class _Table:
                             yield BadDocument(self.place, str(error))
                     else:
                         yield self._irregular(values, names)
-                self.rows, self._lines = self.rows + 1, lines
+                self.rows = self.rows + 1
+                self._lines = lines
         except csv.Error as error:
             if self._names is None:
                 what = f"the names of the columns are not valid CSV: {error}"
@@ -149,7 +153,9 @@ class _Table:
                 )
             self._check_divided(values)
             check_fields(values, self._piece.field, self._piece.template, self.place)
-            self._names, self.rows, self._lines = values, 1, lines
+            self._names = values
+            self.rows = 1
+            self._lines = lines
             return True
         return False
 
@@ -161,7 +167,8 @@ class _Table:
         """
         there = [sign for sign in _DELIMITERS if sign in names[0]] if len(names) == 1 else []
         if there and not self._piece.file.delimiter_given:
-            wanted, used = _shown(there[0]), _shown(self._piece.file.delimiter)
+            wanted = _shown(there[0])
+            used = _shown(self._piece.file.delimiter)
             raise DataError(
                 f"the first line is one name, {names[0]!r:.80}, with another delimiter in it",
                 where=self.place,
@@ -225,7 +232,9 @@ class _RowGuard(io.RawIOBase):
     def __init__(self, stream: BinaryIO, most: int) -> None:
         super().__init__()
         self._read = cast(Any, stream).read1
-        self._most, self.since_row, self.block = most, 0, 0
+        self._most = most
+        self.since_row = 0
+        self.block = 0
 
     def readable(self) -> bool:
         return True
@@ -255,7 +264,10 @@ def _careful_rows(stream: BinaryIO, most: int, delimiter: str = ",") -> Iterator
             parts.append(block[start:end])
             large = _LargeRow(size, more=False, rest=False) if size > most else None
             yield None if reported else large or _parsed(parts, delimiter), lines
-            parts, size, reported, start = [], 0, False, following
+            parts = []
+            size = 0
+            reported = False
+            start = following
         size += len(block) - start
         lines += _line_ends(block[start:])
         parts.append(block[start:])
@@ -270,10 +282,12 @@ def _careful_rows(stream: BinaryIO, most: int, delimiter: str = ",") -> Iterator
 
 def _blocks(reader: BlockReader) -> Iterator[bytes]:
     """Yield a file's bytes in blocks, without a byte order mark; no block ends inside a line end."""
-    mark, held = BOM, b""
+    mark = BOM
+    held = b""
     while block := reader.read(_BLOCK):
         block = held + block.removeprefix(mark)
-        mark, held = b"", b"\r" if block.endswith(b"\r") else b""
+        mark = b""
+        held = b"\r" if block.endswith(b"\r") else b""
         yield block.removesuffix(held)
     yield held
 
@@ -296,7 +310,9 @@ class _RowScan:
     def __init__(self, delimiter: str) -> None:
         self._delimiter = ord(delimiter)
         self._stop = re.compile(rb"[%s\r\n]" % re.escape(delimiter.encode()))
-        self._begins, self.is_quoted, self._after_quote = True, False, False
+        self._begins = True
+        self.is_quoted = False
+        self._after_quote = False
 
     def row_end(self, data: bytes, start: int) -> tuple[int, int] | None:
         """Return the end of the row that continues at `start`, and the start of the next row.
@@ -309,12 +325,16 @@ class _RowScan:
                 place = data.find(b'"', place)
                 if place < 0:
                     return None
-                self.is_quoted, self._after_quote = False, True
+                self.is_quoted = False
+                self._after_quote = True
             elif data[place] == _QUOTE and (self._begins or self._after_quote):
-                self.is_quoted, self._begins, self._after_quote = True, False, False
+                self.is_quoted = True
+                self._begins = False
+                self._after_quote = False
             else:
                 stop = self._stop.search(data, place)
-                self._begins, self._after_quote = stop is not None, False
+                self._begins = stop is not None
+                self._after_quote = False
                 if stop is None:
                     return None
                 place = stop.start()

@@ -23,7 +23,8 @@ from headway.text.reading.records import check_fields, missing_field, wanted_fie
 from headway.text.reading.table_texts import UnsoundError, check_sound, columns_for, is_fault_of_file, sound_columns
 
 PREFIX = "hf://"
-_STATE, _SPLITS = "state.json", "dataset_dict.json"
+_STATE = "state.json"
+_SPLITS = "dataset_dict.json"
 
 #: Arrow files in order, or a stream of records if the files alone do not determine the rows.
 Found = Sequence[Place] | Callable[[], Iterable[Any]]
@@ -281,7 +282,8 @@ def _columns(place: Place, opened: ExitStack, config: SourceConfig | None) -> It
     else:
         fields = ["indices"]
         check_fields(reader.schema.names, "indices", None, place.location)
-    batches, number = batches_of(reader), 0
+    batches = batches_of(reader)
+    number = 0
     while True:
         try:
             batch = next(batches, None)

@@ -36,7 +36,10 @@ def read_array(stream: BinaryIO, file: SourceFile, field: str, template: str | N
 
     An item of more than about `most` bytes is malformed, and so is what follows it.
     """
-    text_of, batch, size, number = text_getter(field, template), Batch([]), 0, 1
+    text_of = text_getter(field, template)
+    batch = Batch([])
+    size = 0
+    number = 1
     try:
         for number, item in enumerate(array_items(stream, most), 1):
             try:
@@ -48,7 +51,8 @@ def read_array(stream: BinaryIO, file: SourceFile, field: str, template: str | N
                 size += _BAD
             if size >= _BLOCK:
                 yield batch
-                batch, size = Batch([]), 0
+                batch = Batch([])
+                size = 0
         number = 0
     except ItemTooLongError:
         where = f"{file.location}:item {number + 1}"
@@ -86,11 +90,14 @@ class _Text:
     """The text of a stream as far as it is needed, and the place in it."""
 
     def __init__(self, stream: BinaryIO, most: int) -> None:
-        self._reader, self._most = BlockReader(stream), most
+        self._reader = BlockReader(stream)
+        self._most = most
         # Bytes that are not UTF-8 become surrogates, which are found in the texts that matter.
         self._utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
         self._decode = json.JSONDecoder().raw_decode
-        self._text, self._place, self._ended = "", 0, False
+        self._text = ""
+        self._place = 0
+        self._ended = False
 
     def sign(self) -> str:
         """Return the next character that is not white space; an empty text at the end."""

@@ -135,7 +135,8 @@ def first_complaint(
     file: SourceFile, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
 ) -> BadDocument | None:
     """Return what is wrong with the first record, if no record in the first mebibyte has the needed fields."""
-    text_of, first = text_getter(field, template), None
+    text_of = text_getter(field, template)
+    first = None
     for where, record in first_records(file, most, keys_of_text(field, template)):
         try:
             text_of(record)
@@ -170,7 +171,8 @@ def _line_blocks(stream: BinaryIO, start: int, end: int | None, most: int) -> It
     position = _seek_line(stream, start, end)
     if position is None:
         return
-    reader, left = BlockReader(stream), None if end is None else end - position
+    reader = BlockReader(stream)
+    left = None if end is None else end - position
     open_line = _OpenLine(most)
     while block := reader.read(_next_size(left)):
         if left is None or left >= len(block):
@@ -217,7 +219,8 @@ class _OpenLine:
     def __init__(self, most: int) -> None:
         self._most = most
         self._parts: list[Line] = []
-        self.size, self._reported = 0, False
+        self.size = 0
+        self._reported = False
 
     def add(self, part: bytes) -> None:
         """Add bytes that do not contain the end of the line."""
@@ -242,8 +245,12 @@ class _OpenLine:
         Returns:
             (0, line); or (bytes of the line with its end, None) if the line was already reported.
         """
-        size, parts, reported = self.size + len(part), [*self._parts, part], self._reported
-        self._parts, self.size, self._reported = [], 0, False
+        size = self.size + len(part)
+        parts = [*self._parts, part]
+        reported = self._reported
+        self._parts = []
+        self.size = 0
+        self._reported = False
         if reported:
             return size + 1, None
         return 0, LongLine(size) if size > self._most else b"".join(parts)  # type: ignore[arg-type]
@@ -251,7 +258,9 @@ class _OpenLine:
 
 def _ended_lines(block: bytes, end: int) -> tuple[list[Line], int]:
     """Return the lines that end in the first `end` bytes, and the start of the next line."""
-    view, find, start = memoryview(block), block.find, 0
+    view = memoryview(block)
+    find = block.find
+    start = 0
     lines: list[Line] = []
     while (at := find(b"\n", start, end)) >= 0:
         lines.append(view[start:at])
@@ -289,7 +298,9 @@ class _LineReader:
     """Converts the lines of one piece to batches, and finds a line's number when a message needs it."""
 
     def __init__(self, file: SourceFile, field: str, template: str | None, most: int) -> None:
-        self._file, self._field, self._most = file, field, most
+        self._file = file
+        self._field = field
+        self._most = most
         self._text_of = text_getter(field, template)
         self._text_of_orjson = text_getter(field, template, by_orjson=True)
         self._plain = template is None and "." not in field
@@ -309,7 +320,8 @@ class _LineReader:
             # Do not change the caller's list: the caller still counts the bytes of its lines.
             lines = [bytes(lines[0]).removeprefix(BOM), *lines[1:]]
         self._done += len(self._lines)
-        self._position, self._lines = position, lines
+        self._position = position
+        self._lines = lines
         return self._read_fields() if self._plain else self._read_records()
 
     def _read_fields(self) -> Batch:
@@ -342,9 +354,11 @@ class _LineReader:
     def _read_records(self) -> Batch:
         from orjson import loads
 
-        batch, text_of = Batch([]), self._text_of_orjson
+        batch = Batch([])
+        text_of = self._text_of_orjson
         for number, line in enumerate(self._lines):
-            record, text = None, ""
+            record = None
+            text = ""
             with suppress(ValueError, BadRecordError):
                 record = loads(line)  # type: ignore[arg-type]
                 text = text_of(record)
@@ -417,7 +431,8 @@ def _quotes(content: bytes) -> int:
 
 def _strings_in(value: Any) -> int:
     """Count the strings of a JSON value, keys among them."""
-    found, open_values = 0, [value]
+    found = 0
+    open_values = [value]
     while open_values:
         value = open_values.pop()
         if isinstance(value, dict):
@@ -478,7 +493,8 @@ def _lines_before(file: SourceFile, offset: int) -> int:
     key = (file.location, stamp_of(file) if file.local else file.version)
     position, count = _counted.get(key, (0, 0))
     if position > offset:
-        position, count = 0, 0
+        position = 0
+        count = 0
     if position < offset:
         with open_file(file, position, offset) as stream:
             stream.seek(position)

@@ -26,7 +26,8 @@ def places_of(piece: Piece, numbers: Iterable[int]) -> dict[int, str]:
     Returns:
         Places by number: file and line if the file is local JSON Lines, else file and number of the document.
     """
-    wanted, file = set(numbers), piece.file
+    wanted = set(numbers)
+    file = piece.file
     places = {number: _approximate_place(piece, number) for number in wanted}
     if piece.texts is None and file.format == "jsonl" and file.local and wanted:
         last = max(wanted)
@@ -47,17 +48,20 @@ def _approximate_place(piece: Piece, number: int) -> str:
 
 def _sound_lines(piece: Piece) -> Iterator[int]:
     """Yield the numbers, from 1, of the lines that begin in a piece and hold a document with text."""
-    text_of, keys = text_getter(piece.field, piece.template), keys_of_text(piece.field, piece.template)
+    text_of = text_getter(piece.field, piece.template)
+    keys = keys_of_text(piece.field, piece.template)
     start, end = piece.span or (0, None)
     position = 0
     with open_content(piece.file) as stream:
         if holds_array(piece.file, stream):
             return
         for number in count(1):
-            begins, line = position, stream.readline(piece.most + 1)
+            begins = position
+            line = stream.readline(piece.most + 1)
             if not line or (end is not None and begins >= end):
                 return
-            position, rest = position + len(line), line
+            position = position + len(line)
+            rest = line
             while not rest.endswith(b"\n") and (rest := stream.readline(_BLOCK)):
                 position += len(rest)
             if begins < start or position - begins > len(line):

@@ -15,16 +15,26 @@ from headway.core.format import format_bytes
 from headway.text.reading.documents import TooLargeError
 
 # Kinds of pages and encodings, as in parquet.thrift.
-_DICTIONARY_PAGE, _DELTA_BYTE_ARRAY = 2, 7
+_DICTIONARY_PAGE = 2
+_DELTA_BYTE_ARRAY = 7
 # Fields of a PageHeader: kind, unpacked bytes, packed bytes; the headers of both kinds of data pages.
-_KIND, UNPACKED_BYTES, _PACKED, _DATA, _DATA_V2 = 1, 2, 3, 5, 8
+_KIND = 1
+UNPACKED_BYTES = 2
+_PACKED = 3
+_DATA = 5
+_DATA_V2 = 8
 # Field of the encoding in those two headers.
 _ENCODINGS = {_DATA: 2, _DATA_V2: 4}
 # Upper limit of a header in bytes; some writers store the smallest and the largest value in it.
 _LARGEST_HEADER = 16 * 2**20
 _DEEPEST = 8
 # Types of the compact protocol.
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
+_TRUE = 1
+_FALSE = 2
+_BYTE = 3
+_DOUBLE = 7
+_BINARY = 8
+_STRUCT = 12
 
 
 class PageGuard:
@@ -41,8 +51,12 @@ class PageGuard:
         self._next: list[int] = []
         self._begun: dict[int, bytes] = {}
         self._most = self._rows = 0
-        self.seek, self.tell, self.close = stream.seek, stream.tell, stream.close
-        self.readable, self.seekable, self.writable = stream.readable, stream.seekable, stream.writable
+        self.seek = stream.seek
+        self.tell = stream.tell
+        self.close = stream.close
+        self.readable = stream.readable
+        self.seekable = stream.seekable
+        self.writable = stream.writable
 
     @property
     def closed(self) -> bool:
@@ -58,8 +72,11 @@ class PageGuard:
             rows: Number of rows decoded at once.
         """
         ordered = sorted(chunks)
-        self._starts, self._ends = [start for start, _ in ordered], [end for _, end in ordered]
-        self._next, self._most, self._rows = list(self._starts), most, rows
+        self._starts = [start for start, _ in ordered]
+        self._ends = [end for _, end in ordered]
+        self._next = list(self._starts)
+        self._most = most
+        self._rows = rows
 
     def read(self, size: int = -1) -> bytes:
         """Read up to `size` bytes, and check the headers of the pages that begin in them.
@@ -80,9 +97,11 @@ class PageGuard:
 
     def _check_pages(self, number: int, position: int, data: bytes) -> None:
         """Check the page headers of one column chunk in some bytes of the file."""
-        at, begun = self._next[number], self._begun.pop(number, b"")
+        at = self._next[number]
+        begun = self._begun.pop(number, b"")
         if begun and at + len(begun) == position:
-            position, data = at, begun + data
+            position = at
+            data = begun + data
         while position <= at < min(position + len(data), self._ends[number]):
             try:
                 header, size = page_header(data, at - position)
@@ -99,10 +118,12 @@ class PageGuard:
         """Raise an error for a page that would exhaust memory."""
         if min(header.get(UNPACKED_BYTES, -1), header.get(_PACKED, -1)) < 0:
             raise ValueError(f"the page at byte {at:,} has no size")
-        unpacked, what = header[UNPACKED_BYTES], f"the page at byte {at:,} unpacks to"
+        unpacked = header[UNPACKED_BYTES]
+        what = f"the page at byte {at:,} unpacks to"
         if header.get(_KIND) == _DICTIONARY_PAGE or _encoding(header) == _DELTA_BYTE_ARRAY:
             # Each row may get a copy of the largest value.
-            unpacked, what = unpacked * self._rows, f"{self._rows} rows with values of the page at byte {at:,} can have"
+            unpacked = unpacked * self._rows
+            what = f"{self._rows} rows with values of the page at byte {at:,} can have"
         if unpacked > self._most:
             raise TooLargeError(f"{what} {format_bytes(unpacked)}", self._most)
 

@@ -166,7 +166,8 @@ def _matching(folder: Path, parts: Sequence[str], above: _Folders = ()) -> Itera
     """
     if not folder.is_dir():
         return
-    part, rest = parts[0], parts[1:]
+    part = parts[0]
+    rest = parts[1:]
     if not glob.has_magic(part):
         yield from _matching(folder / part, rest) if rest else [folder / part]
         return

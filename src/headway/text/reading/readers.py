@@ -61,7 +61,8 @@ def read_batches(piece: Piece) -> Iterator[Batch]:
 
 def _read_text(piece: Piece) -> Batch:
     """Read a text file as one document of any size; a compressed file only up to a plausible ratio."""
-    batch, file = Batch([]), piece.file
+    batch = Batch([])
+    file = piece.file
     most = max(piece.most, _UNPACKED * file.bytes) if file.compression else math.inf
     try:
         with open_content(file) as stream:
@@ -85,7 +86,8 @@ def _up_to(stream: BinaryIO, most: float) -> bytes:
     """Read a whole stream, or a little more than `most` bytes of it."""
     if most == math.inf:
         return stream.read()
-    parts, size = [], 0
+    parts = []
+    size = 0
     while size <= most and (block := stream.read(_BLOCK)):
         parts.append(block)
         size += len(block)
@@ -93,11 +95,13 @@ def _up_to(stream: BinaryIO, most: float) -> bytes:
 
 
 def _read_csv(piece: Piece) -> Iterator[Batch]:
-    batch, size = Batch([]), 0
+    batch = Batch([])
+    size = 0
     for document in csv_documents(piece):
         batch.add(document)
         size += len(document) if isinstance(document, str) else _BAD
         if size >= _BATCH:
             yield batch
-            batch, size = Batch([]), 0
+            batch = Batch([])
+            size = 0
     yield batch

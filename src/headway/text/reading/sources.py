@@ -123,7 +123,8 @@ def find_sources(
     owners: dict[tuple[Any, ...], int] = {}
     for number, (config, name) in enumerate(zip(configs, stored_names(configs), strict=True)):
         found, left_out = _find(config, iterables or {})
-        files, stream = [], None
+        files = []
+        stream = None
         if callable(found):
             stream = found
         else:
@@ -188,7 +189,8 @@ def _find(
         return _dataset(saved), {}
     if config.also and not any(matches(place.name, config.also) for place in listing.places):
         warning(f"also of {config.path} matches no file: {', '.join(config.also)}")
-    files, left_out = [], Counter[str]()
+    files = []
+    left_out = Counter[str]()
     for place in listing.places:
         kind = format_of(config, place.name)
         if kind is None and listing.kind == "file":
@@ -233,7 +235,8 @@ def _nothing_found(path: str, listing: Listing, left_out: Mapping[str, int]) -> 
     fix = "check data.sources"
     if left_out:
         count = sum(left_out.values())
-        what, fix = f"none of the {count} files has a known ending {KNOWN}; {describe_left_out(left_out)}", _SET_FORMAT
+        what = f"none of the {count} files has a known ending {KNOWN}; {describe_left_out(left_out)}"
+        fix = _SET_FORMAT
         archives = [place for place in listing.places if archive_named(place.name)]
         if archives:
             fix = unpacking(archives[0].location, archive_named(archives[0].name) or "")
@@ -407,7 +410,9 @@ def _stream_pieces(number: int, source: Source) -> Iterator[Piece]:
         source.location, source.stream, *fields, size=PIECE_BYTES, limit=source.limit, most=source.most
     )
     for batch, size in batches:
-        texts, bad, empty = tuple(batch.texts), tuple(batch.bad), tuple(batch.empty.items())
+        texts = tuple(batch.texts)
+        bad = tuple(batch.bad)
+        empty = tuple(batch.empty.items())
         yield Piece(number, file, source.field, None, size, source.template, texts, bad, empty)
 
 

@@ -86,7 +86,9 @@ def read_stream(
         DataError: the function does not return an iterable, or fails during iteration.
     """
     text_of = text_getter(field, template)
-    batch, found, fields_seen = Batch([]), 0, False
+    batch = Batch([])
+    found = 0
+    fields_seen = False
     left = math.inf if limit is None else limit.amount
     for number, item in enumerate(_items(name, stream), 1):
         try:
@@ -109,7 +111,8 @@ def read_stream(
             break
         if found >= size:
             yield _checked(batch, fields_seen), found
-            batch, found = Batch([]), 0
+            batch = Batch([])
+            found = 0
     if batch.texts or batch.bad or batch.empty:
         yield _checked(batch, fields_seen), found
 

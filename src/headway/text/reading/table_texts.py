@@ -33,13 +33,15 @@ from headway.text.reading.places import Place
 from headway.text.reading.records import check_unique_name, missing_field, text_getter, wanted_fields
 
 # Rows and bytes converted at a time: few enough for memory even if documents are long.
-ROWS, BATCH_BYTES = 1024, 2**20
+ROWS = 1024
+BATCH_BYTES = 2**20
 
 #: Fix for a file that cannot be read.
 REPAIR = "repair it, or leave it out of data.sources"
 
 # Levels of lists and structs in a column of conversations, and elements of the lists of a record batch.
-_DEPTH, _ELEMENTS = 16, 2**24
+_DEPTH = 16
+_ELEMENTS = 2**24
 
 Span = tuple[int, int]
 Lengths = NDArray[np.int64]
@@ -166,20 +168,24 @@ def _is_nested_text(kind: Any, depth: int = 0) -> bool:
 
 
 def _type_of(schema: Any, column: str, where: str) -> Any:
-    kind, above, known = schema, "", list(schema.names)
+    kind = schema
+    above = ""
+    known = list(schema.names)
     for name in _levels(schema, column):
         names = _names(kind)
         check_unique_name(name, names, where)
         if name not in names:
             raise missing_field(column, known, where)
-        kind, above = kind.field(name).type, f"{above}{name}."
+        kind = kind.field(name).type
+        above = f"{above}{name}."
         known += [f"{above}{there}" for there in _names(kind)]
     return kind
 
 
 def _levels(schema: Any, column: str) -> list[str]:
     """Split a column into the names of its levels, as `records` does: a field with the name of the whole rest wins."""
-    kind, rest = schema, column
+    kind = schema
+    rest = column
     levels: list[str] = []
     while True:
         names = _names(kind)
@@ -189,7 +195,8 @@ def _levels(schema: Any, column: str) -> list[str]:
         levels.append(head)
         if names.count(head) > 1:
             return levels  # ambiguous, which is an error
-        kind, rest = kind.field(head).type, tail
+        kind = kind.field(head).type
+        rest = tail
 
 
 def _names(kind: Any) -> list[str]:
@@ -241,7 +248,8 @@ class TableTexts:
     """
 
     def __init__(self, field: str, template: str | None, most: int, where: Callable[[int], str]) -> None:
-        self.most, self._where = most, where
+        self.most = most
+        self._where = where
         self._field = field if template is None else None
         self._text_of = text_getter(field, template)
         self._wanted = field, template
@@ -406,7 +414,8 @@ def _text_bytes(array: Any) -> Lengths:
     """Return the bytes of text in each row of a valid column, (rows,)."""
     import pyarrow as arrow
 
-    types, kind = arrow.types, array.type
+    types = arrow.types
+    kind = array.type
     if types.is_struct(kind):
         parts = (_text_bytes(array.field(number)) for number in range(kind.num_fields))
         return sum(parts, np.zeros(len(array), np.int64))
@@ -424,7 +433,9 @@ def _text_bytes(array: Any) -> Lengths:
         return lengths
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)) or not len(array):
         return np.zeros(len(array), np.int64)
-    places, start, end = array.buffers()[1], array.offset, array.offset + len(array)
+    places = array.buffers()[1]
+    start = array.offset
+    end = array.offset + len(array)
     if types.is_string_view(kind):
         # Each row has 16 bytes; the first four are the length.
         lengths = np.frombuffer(places, "<i4", 4 * end).reshape(-1, 4)[start:, 0].astype(np.int64)
@@ -455,11 +466,13 @@ def _slices(lengths: Lengths, most: int) -> Iterator[tuple[int, int]]:
 
 def grouped(sizes: Sequence[int], wanted: int) -> Iterator[tuple[int, int, int]]:
     """Join consecutive parts until they have `wanted` bytes; yield first, end (exclusive), bytes."""
-    start, before = 0, 0
+    start = 0
+    before = 0
     for end, total in enumerate(accumulate(sizes), 1):
         if total - before >= wanted or end == len(sizes):
             yield start, end, total - before
-            start, before = end, total
+            start = end
+            before = total
 
 
 def import_pyarrow(file: Place) -> Any:

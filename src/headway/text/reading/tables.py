@@ -98,7 +98,8 @@ def _batches(stream: PageGuard, parquet: Any, span: Span, columns: Sequence[str]
 
 def _start(chunk: Any) -> int:
     """Return the start of a column chunk, by the rule of the library."""
-    place, first = chunk.dictionary_page_offset, chunk.data_page_offset
+    place = chunk.dictionary_page_offset
+    first = chunk.data_page_offset
     return int(place if chunk.has_dictionary_page and place and 0 < place < first else first)
 
 

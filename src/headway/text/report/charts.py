@@ -10,7 +10,10 @@ import numpy as np
 from headway.telemetry.charts import Chart, Entry, Line, plot_of
 
 #: Width of the picture of shares, of its names, and of what follows a bar; height of a source.
-_WIDTH, _NAMES, _AFTER, _ROW = 920, 220, 60, 34
+_WIDTH = 920
+_NAMES = 220
+_AFTER = 60
+_ROW = 34
 #: Characters of a name.
 _NAME_CHARACTERS = 30
 

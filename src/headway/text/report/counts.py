@@ -29,7 +29,8 @@ def removed_of(sources: Iterable[Mapping[str, Any]], duplicates: Mapping[str, An
         if "read" not in source:
             return None
         found = (duplicates or {}).get("sources", {}).get(source["name"], {}).get("removed", 0)
-        read, equal = read + source["read"], equal + found
+        read = read + source["read"]
+        equal = equal + found
         cleaned += source["read"] - source["documents"] - found - source.get("unencodable", 0)
     return Removed(read, cleaned, equal)
 

@@ -46,7 +46,8 @@ def duplicates(report: Mapping[str, Any] | None) -> str:
     """Show the findings by source, the largest clusters, and the settings; nothing if no search was made."""
     if not report:
         return ""
-    sources, settings = report.get("sources") or {}, report.get("settings") or {}
+    sources = report.get("sources") or {}
+    settings = report.get("settings") or {}
     total = {"all sources": report["total"]} if report.get("total") and len(sources) != 1 else {}
     keys = [key for key in _COUNTS if any(key in counts for counts in (*sources.values(), *total.values()))]
     rows = [[name, *(_count_text(key, counts) for key in keys)] for name, counts in {**sources, **total}.items()]
@@ -75,7 +76,8 @@ def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _count_text(key: str, counts: Mapping[str, Any]) -> str:
     """Format a count; for removals add the share."""
-    text, share = _value_text(key, counts.get(key)), removed_share(counts, key)
+    text = _value_text(key, counts.get(key))
+    share = removed_share(counts, key)
     return text if share is None else f"{text} ({share_text(share)})"
 
 

@@ -53,7 +53,8 @@ def render_data_report(facts: Mapping[str, Any]) -> str:
 
 
 def _tiles(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    sources, splits = facts["sources"], facts["splits"]
+    sources = facts["sources"]
+    splits = facts["splits"]
     tokens, documents, read = (sum(s.get(key, 0) for s in sources) for key in ("tokens", "documents", "read"))
     text_bytes = sum(source.get("text_bytes", 0) for source in sources)
     held_out = sum(part["tokens"] for part in splits if part["split"] == "validation")

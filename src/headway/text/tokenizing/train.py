@@ -170,7 +170,8 @@ def _limits_file_bytes(source: Source, limit: Amount) -> bool:
 
 def _sample_beginning(source: Source, budget: int) -> Iterator[tuple[str, int]]:
     """Yield the first texts of a source."""
-    documents, limit = math.inf, source.limit
+    documents = math.inf
+    limit = source.limit
     if limit is not None and limit.unit == "documents":
         documents = limit.amount
     elif limit is not None:
@@ -178,7 +179,8 @@ def _sample_beginning(source: Source, budget: int) -> Iterator[tuple[str, int]]:
     for piece in pieces_of([source]):
         for text, size in _beginning(piece, budget):
             yield text, size
-            budget, documents = budget - size, documents - 1
+            budget = budget - size
+            documents = documents - 1
             if documents == 0:
                 return
         if budget <= 0:

@@ -12,7 +12,9 @@ from headway.core.console import notice, show_live
 from headway.core.format import format_seconds
 
 # Seconds until the line is first shown; then between updates on a terminal, and elsewhere.
-_FIRST, _LIVE, _LOGGED = 0.5, 1.0, 10.0
+_FIRST = 0.5
+_LIVE = 1.0
+_LOGGED = 10.0
 
 
 @contextmanager
@@ -29,7 +31,8 @@ def waiting_for(what: str) -> Iterator[None]:
 
 
 def _show_elapsed(what: str, ended: threading.Event) -> None:
-    started, pause = time.monotonic(), _FIRST
+    started = time.monotonic()
+    pause = _FIRST
     while not ended.wait(pause):
         live = sys.stderr.isatty()
         show, pause = (show_live, _LIVE) if live else (notice, _LOGGED)

@@ -56,15 +56,22 @@ def curve_of(
     x = _positions(metrics, steps, axis)
     finite = np.isfinite(values) & np.isfinite(x)
     inside = np.isfinite(x) if between is None else (x >= between[0]) & (x <= between[1])
-    points, not_finite = int(inside.sum()), int((inside & ~np.isfinite(values)).sum())
-    x, steps, values = x[finite], steps[finite], values[finite]
+    points = int(inside.sum())
+    not_finite = int((inside & ~np.isfinite(values)).sum())
+    x = x[finite]
+    steps = steps[finite]
+    values = values[finite]
     smooth = smoothed(values, smoothing)
-    first, last = 0, len(x)
+    first = 0
+    last = len(x)
     if between is not None:
         first = max(0, int(np.searchsorted(x, between[0], side="left")) - 1)
         last = int(np.searchsorted(x, between[1], side="right")) + 1
     shown = slice(first, last)
-    x, steps, values, smooth = x[shown], steps[shown], values[shown], smooth[shown]
+    x = x[shown]
+    steps = steps[shown]
+    values = values[shown]
+    smooth = smooth[shown]
     kept = thinned(x, values, limit)
     return Curve(x[kept], steps[kept], values[kept], smooth[kept], points, not_finite)
 
@@ -89,7 +96,8 @@ def smoothed(values: Floats, weight: float) -> Floats:
     """Return the exponential mean up to each value, without the bias of its beginning (Kingma & Ba 2015, section 3)."""
     if weight <= 0.0:
         return values
-    total, share = 0.0, 0.0
+    total = 0.0
+    share = 0.0
     found = []
     for value in values.tolist():
         total = weight * total + (1.0 - weight) * value

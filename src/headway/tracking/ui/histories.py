@@ -42,7 +42,8 @@ class _RunHistory:
 
     def _due(self, record: dict[str, Any]) -> dict[str, float]:
         """Return the readings of machines that a step's record takes along (`system/<machine>/...`)."""
-        attempt, moment = as_int(record.get("attempt")), as_time(record.get("time"))
+        attempt = as_int(record.get("attempt"))
+        moment = as_time(record.get("time"))
         if attempt is None or moment is None or not is_own(record):
             return {}
         return dict(self._readings.due(attempt, moment))

@@ -31,9 +31,11 @@ from headway.tracking.ui.run_page import log_of, run_page
 #: Most runs in the list.
 MOST_RUNS = 2000
 #: Most curves in one answer, and most points of each.
-MOST_CURVES, MOST_POINTS = 20, 4000
+MOST_CURVES = 20
+MOST_POINTS = 4000
 #: Most keys of the config in the list, and most characters of a value.
-_MOST_COLUMNS, _CELL_CHARACTERS = 12, 60
+_MOST_COLUMNS = 12
+_CELL_CHARACTERS = 60
 #: Keys that each run has its own value of.
 _OF_EACH = ("name", "runs", "data.store")
 #: Strongest smoothing.
@@ -159,7 +161,8 @@ class Pages:
             BadQuery: a value is not allowed.
             NotFound: there is none of the runs.
         """
-        metric, axis = _one(query, "metric"), _one(query, "axis", "step")
+        metric = _one(query, "metric")
+        axis = _one(query, "axis", "step")
         if axis not in get_args(Axis):
             raise BadQuery(f"axis is one of {', '.join(get_args(Axis))}")
         smoothing = _number(query, "smoothing", 0.0, least=0.0, most=_MOST_SMOOTHING)

@@ -18,7 +18,8 @@ from headway.telemetry.summary import time_text
 from headway.telemetry.tags import read_tags
 
 #: Bytes at the end of a log that a page shows, and that a link gives.
-_SHOWN_BYTES, _LOG_BYTES = 12_000, 2 * 2**20
+_SHOWN_BYTES = 12_000
+_LOG_BYTES = 2 * 2**20
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>

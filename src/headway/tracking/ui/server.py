@@ -27,8 +27,10 @@ from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.pages import BadQuery, NotFound, Pages
 
 _COOKIE = "headway"
-_HTML, _JSON = "text/html; charset=utf-8", "application/json"
-_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+_HTML = "text/html; charset=utf-8"
+_JSON = "application/json"
+_SCRIPT = "text/javascript; charset=utf-8"
+_STYLE = "text/css; charset=utf-8"
 #: Every file that is served, by the path of its request; there is no way to another one.
 _FILES: Mapping[str, tuple[str, str]] = {
     "/": ("index.html", _HTML),

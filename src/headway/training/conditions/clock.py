@@ -21,13 +21,15 @@ class ClockJumps:
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
-        self._wall, self._steady = wall, steady
+        self._wall = wall
+        self._steady = steady
         self._apart = wall() - steady()
 
     def read(self) -> Reading:
         """Report a jump since the last reading."""
         apart = self._wall() - self._steady()
-        jump, self._apart = apart - self._apart, apart
+        jump = apart - self._apart
+        self._apart = apart
         if abs(jump) < _JUMP_SECONDS:
             return Reading()
         way = "forward" if jump > 0 else "back"

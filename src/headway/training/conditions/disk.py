@@ -22,7 +22,8 @@ class Disk:
     """
 
     def __init__(self, checkpoints: Path, machine: Machine) -> None:
-        self._checkpoints, self._machine = checkpoints, machine
+        self._checkpoints = checkpoints
+        self._machine = machine
 
     def read(self) -> Reading:
         """Report free space, and warn if few checkpoints fit; before the first one their size is unknown."""

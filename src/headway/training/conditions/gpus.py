@@ -41,7 +41,8 @@ class Gpus:
 
     def _of_gpus(self, driver: Driver) -> Iterator[tuple[str, str]]:
         errors = {gpu.index: gpu.uncorrected_errors for gpu in driver.gpus}
-        before, self._errors = self._errors or errors, self._errors or errors
+        before = self._errors or errors
+        self._errors = self._errors or errors
         for gpu in driver.gpus:
             more = gpu.uncorrected_errors - before.get(gpu.index, 0)
             if more > 0:

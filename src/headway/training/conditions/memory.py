@@ -25,6 +25,7 @@ class Memory:
         metrics = {"health/memory_available_gib": found.available_bytes / 2**30}
         if found.available_bytes >= _LOW_SHARE * found.allowed_bytes:
             return Reading(metrics)
-        left, allowed = format_bytes(found.available_bytes), format_bytes(found.allowed_bytes)
+        left = format_bytes(found.available_bytes)
+        allowed = format_bytes(found.allowed_bytes)
         what = f"{left} of {allowed} main memory are left ({found.where}); when none is, the kernel kills this run"
         return Reading(metrics, {"memory": what})

@@ -38,7 +38,8 @@ class Processors:
         measure: Callable[[], Load] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._usable, self._clock = read_cores(machine).usable, clock
+        self._usable = read_cores(machine).usable
+        self._clock = clock
         self._measure = measure or LoadMeter(machine, own or os.getpid()).read
         self._warned: tuple[float, str] | None = None
 
@@ -54,7 +55,8 @@ class Processors:
             "health/cpu_throttled_share": load.throttled,
         }
         metrics = {name: value for name, value in known.items() if value is not None}
-        warning, now = self._explain(load), self._clock()
+        warning = self._explain(load)
+        now = self._clock()
         if warning is not None:
             self._warned = (now, warning)
         elif self._warned is not None and now - self._warned[0] >= _QUIET_SECONDS:
@@ -67,7 +69,8 @@ class Processors:
             return f"{what}; ask for more of them, or take fewer threads (parallel.threads)"
         if load.stolen is not None and load.stolen >= CPU_WAIT_SHARE:
             return f"other virtual machines took {load.stolen:.0%} of this one's processors: steps take longer"
-        waited, others = load.waited or 0.0, load.others or 0.0
+        waited = load.waited or 0.0
+        others = load.others or 0.0
         if waited >= CPU_WAIT_SHARE and others >= max(CPU_OTHERS, _CAUSED_BY_OTHERS * waited * self._usable):
             what = f"other processes use {others:.1f} of {self._usable} processors"
             return f"{what}: this run's threads wait {waited:.0%} of their time for one, and steps take longer"

@@ -23,7 +23,8 @@ class SystemRecord:
     """
 
     def __init__(self, attempt: Path, checkpoints: Path, machine: Machine, gpus: Gpus) -> None:
-        self._attempt, self._gpus = attempt, gpus
+        self._attempt = attempt
+        self._gpus = gpus
         self._reader = SystemReader(checkpoints if checkpoints.is_dir() else checkpoints.parent, machine)
 
     def read(self) -> Reading:

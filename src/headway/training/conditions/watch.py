@@ -55,7 +55,8 @@ class ConditionWatch(Callback):
     """
 
     def __init__(self, conditions: Mapping[str, Condition], every_seconds: float) -> None:
-        self._conditions, self._every = conditions, every_seconds
+        self._conditions = conditions
+        self._every = every_seconds
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._metrics: dict[str, float] = {}

@@ -110,7 +110,8 @@ def main() -> None:
     if order["nice"]:
         os.nice(int(order["nice"]))
         _be_first_out_of_memory()
-    model, step = Path(order["model"]), order["step"]
+    model = Path(order["model"])
+    step = order["step"]
     try:
         if (model / "config.json").is_file():
             found = run_tasks(model, order)

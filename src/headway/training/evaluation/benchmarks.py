@@ -37,7 +37,10 @@ FOLDER = "benchmarks"
 _OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
 #: Endings of what lies next to the results: the order, the log, what the process says of its failure, and the folder
 #: with the exported model.
-_ORDER, _LOG, _FAILURE, _EXPORT = ".order", ".log", ".failure", ".export"
+_ORDER = ".order"
+_LOG = ".log"
+_FAILURE = ".failure"
+_EXPORT = ".export"
 _FIX = (
     "lm-eval ls tasks lists its tasks; data that are neither files nor in the cache need a download"
     " (evaluation.benchmarks.download=true)"
@@ -205,7 +208,8 @@ def _visible_gpu(device: str) -> str:
     """Return the value of CUDA_VISIBLE_DEVICES for a process that uses one device as this process counts them."""
     if device == "cpu":
         return ""
-    number, seen = int(device.removeprefix("cuda:")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    number = int(device.removeprefix("cuda:"))
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if seen is None:
         return str(number)
     gpus = [gpu.strip() for gpu in seen.split(",") if gpu.strip()]
@@ -228,7 +232,8 @@ def run_benchmarks(
         HeadwayError: they failed; their log is kept, and the error names it.
     """
     place = Path(tempfile.mkdtemp(prefix="headway-benchmark-"))
-    output, keeps_log = place / "results.json", False
+    output = place / "results.json"
+    keeps_log = False
     try:
         return BenchmarkProcess.start(model, step, wanted, output, device=device, items=items).results()
     except HeadwayError:
@@ -250,7 +255,8 @@ class Benchmarks(Callback):
     """
 
     def __init__(self, run: Path, wanted: BenchmarksConfig) -> None:
-        self._run, self._wanted = run, wanted
+        self._run = run
+        self._wanted = wanted
         self._reached: int | None = None
         self._going: BenchmarkProcess | None = None
 
@@ -279,7 +285,8 @@ class Benchmarks(Callback):
         """Add results that have come."""
         if self._going is None or not self._going.has_ended:
             return
-        going, self._going = self._going, None
+        going = self._going
+        self._going = None
         try:
             metrics.update(as_metrics(going.results()))
         except HeadwayError as error:

@@ -40,7 +40,8 @@ def compress_trained(
             the model itself.
         OSError: the folder cannot be written.
     """
-    folder, device = folder.resolve(), pick_device("auto")
+    folder = folder.resolve()
+    device = pick_device("auto")
     wanted.check(device)
     check_not_foreign(folder)
     check_not_quantized(path)

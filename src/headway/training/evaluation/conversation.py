@@ -45,7 +45,8 @@ class Conversation:
     """
 
     def __init__(self, trained: TrainedModel, sampling: Sampling) -> None:
-        self._trained, self._sampling = trained, sampling
+        self._trained = trained
+        self._sampling = sampling
         self._encoder = trained.open_chat()
         self._stop_ids = trained.stop_ids | stops_of_turns(self._encoder)
         self._system: list[Message] = []
@@ -112,7 +113,9 @@ class Conversation:
     def _answer(
         self, message: str, asked: str, ids: list[int], new_ids: Iterator[int], most: int
     ) -> Generator[str, None, None]:
-        said, count, keeps = "", 0, True
+        said = ""
+        count = 0
+        keeps = True
 
         def counting() -> Iterator[int]:
             nonlocal count

@@ -26,7 +26,8 @@ class EvaluationHistory:
     """
 
     def __init__(self, wanted: EarlyStoppingConfig, context: dict[str, Any]) -> None:
-        self._wanted, self._context = wanted, context
+        self._wanted = wanted
+        self._context = context
 
     def add(self, step: int, result: Evaluation) -> None:
         """Add the evaluation of the current step.

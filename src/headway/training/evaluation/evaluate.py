@@ -65,12 +65,16 @@ def evaluate(
     Returns:
         The loss; None if the evaluation was stopped early.
     """
-    batches, size = len(feed), world.mesh.data
-    sums, items = [0.0] * batches, [0.0] * batches
-    agreement, left = _Agreement(world, stopped), False
+    batches = len(feed)
+    size = world.mesh.data
+    sums = [0.0] * batches
+    items = [0.0] * batches
+    agreement = _Agreement(world, stopped)
+    left = False
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    figures, counted = objective.figures, Counts()
+    figures = objective.figures
+    counted = Counts()
     if figures is not None:
         figures.take()  # discards those of passes outside of evaluations
     mine = range(world.data_rank, -(-batches // size) * size, size)
@@ -128,7 +132,8 @@ class _Agreement:
     """Has workers leave an evaluation together: the next forward pass would wait for one that had left alone."""
 
     def __init__(self, world: World, stopped: Callable[[], bool]) -> None:
-        self._world, self._stopped = world, stopped
+        self._world = world
+        self._stopped = stopped
         self._every = self._next = 1
         self._since = time.monotonic()
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from headway.models.hub.transformers_model import TransformersModel
 
 #: The range of seeds that PyTorch's generators accept.
-_LEAST_SEED, _LARGEST_SEED = -(2**63), 2**64 - 1
+_LEAST_SEED = -(2**63)
+_LARGEST_SEED = 2**64 - 1
 #: Below this, the likeliest token has all the probability that fp32 can represent, and quotients become infinite.
 _COLDEST = 1e-20
 

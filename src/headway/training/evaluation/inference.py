@@ -254,7 +254,8 @@ def _tokenizer_folder(run: Path, data: DataConfig, info: CheckpointInfo) -> Path
     Raises:
         CheckpointError: neither matches.
     """
-    wanted, copy = info.context.get("tokenizer"), run / "tokenizer"
+    wanted = info.context.get("tokenizer")
+    copy = run / "tokenizer"
     if _is_tokenizer(copy, wanted):
         return copy
     folder = folder_of(data)
@@ -332,7 +333,8 @@ def export_trained(
         OSError: as `export_model`.
     """
     content = with_tokens_before(trained.tokenizer.content, trained.begin_of_text)
-    stop_ids, chat_template = trained.stop_ids, None
+    stop_ids = trained.stop_ids
+    chat_template = None
     if trained.config is not None and any(source.text_template == CHAT for source in trained.config.data.sources):
         stop_ids |= stops_of_turns(trained.open_chat())
         chat_template = trained.tokenizer.settings.values.get("chat_template")

@@ -28,7 +28,8 @@ Action = Literal["warn", "skip", "rollback", "stop"]
 _SIGMA = math.sqrt(math.pi / 2)
 
 #: Smaller deviations count as this: 1 % of the loss, and 5 % of the norm.
-_LOSS_FLOOR, _NORM_FLOOR = 0.01, 0.05
+_LOSS_FLOOR = 0.01
+_NORM_FLOOR = 0.05
 #: The mean of the loss is over this part of the window: over all of it, the loss of a young run is far below its mean,
 #: and what rises stays unseen.
 _LOSS_PART = 8
@@ -79,7 +80,8 @@ def judge(config: HealthConfig, history: History, loss: float, grad_norm: float)
         return Judgement("nonfinite", f"the {what} is not finite")
     if config.on_spike == "off" or history.steps < config.spike_window:
         return Judgement()
-    reasons, metrics = [], {}
+    reasons = []
+    metrics = {}
     found = list(_deviations(history, loss, grad_norm))
     (_, _, loss_deviations), (_, _, norm_deviations) = found
     spike = is_spike(loss_deviations, norm_deviations, config.spike_deviations)
@@ -103,7 +105,8 @@ def remember(config: HealthConfig, history: History, loss: float, grad_norm: flo
         ("norm", _log(grad_norm), _NORM_FLOOR, share),
     )
     for name, value, floor, mean_share in values:
-        usual, deviation = _float(getattr(history, name)), _float(getattr(history, f"{name}_deviation"))
+        usual = _float(getattr(history, name))
+        deviation = _float(getattr(history, f"{name}_deviation"))
         if full:
             limit = config.spike_deviations * _SIGMA * max(deviation, floor)
             value = min(max(value, usual - limit), usual + limit)
@@ -131,9 +134,11 @@ def is_left_out(left_out: Sequence[tuple[int, int]], step: int) -> bool:
 
 def _deviations(history: History, loss: float, grad_norm: float) -> Iterator[tuple[str, float, float]]:
     """Yield each name, its value, and the standard deviations by which it exceeds the usual."""
-    usual, spread = _float(history.loss), _float(history.loss_deviation)
+    usual = _float(history.loss)
+    spread = _float(history.loss_deviation)
     yield "loss", loss, (loss - usual) / (_SIGMA * max(spread, _LOSS_FLOOR * abs(usual), 1e-12))
-    usual, spread = _float(history.norm), _float(history.norm_deviation)
+    usual = _float(history.norm)
+    spread = _float(history.norm_deviation)
     yield "grad_norm", grad_norm, (_log(grad_norm) - usual) / (_SIGMA * max(spread, _NORM_FLOOR))
 
 

@@ -59,7 +59,8 @@ def replayed(compute: Callable[[], Sums], take_counts: Callable[[], object], sta
     Raises:
         CorruptionError: the results differ, or workers that share weights have different ones; on every worker alike.
     """
-    step, model = state.cursor.step + 1, state.model
+    step = state.cursor.step + 1
+    model = state.model
     if fault_point(f"weights.{world.rank}", step) == "flip":
         _flip_a_bit(local_part(next(state.model.parameters())))
     _compare_replicas(state, world, step)
@@ -72,7 +73,8 @@ def replayed(compute: Callable[[], Sums], take_counts: Callable[[], object], sta
     take_counts()
     with _own_checksums(model, [False]) as second:
         again, _ = compute()
-    one, two = _read(first), _read(second)
+    one = _read(first)
+    two = _read(second)
     own = [name for name in one if one[name] != two.get(name)]
     exchanged = [name for name, value in _checksums(_gradients(model)).items() if value != reduced.get(name)]
     differs = {"loss": list(map(repr, sums)) != list(map(repr, again)), "own": own, "exchanged": exchanged}

@@ -62,14 +62,16 @@ def roll_back(job: Job, feed: Prefetcher, result: StepResult) -> bool:
 
 
 def _rollback_words(decision: Decision) -> str:
-    first, last = decision.first_step + 1, decision.step + 1
+    first = decision.first_step + 1
+    last = decision.step + 1
     steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
     return f"; going back to step {decision.to_step or 0:,}, and leaving out the rows of {steps}"
 
 
 def _plan_rollback(job: Job, decision: Decision) -> tuple[Decision, DivergedError | None]:
     """Complete the decision with the checkpoint to return to, or change it to stop, with the error that says why."""
-    limit, before = job.config.health.rollback_limit, len(job.state.skipped_ranges)
+    limit = job.config.health.rollback_limit
+    before = len(job.state.skipped_ranges)
     where = f"step {decision.step + 1} of {job.config.run_directory}"
     if before >= limit:
         stop = replace(decision, action="stop", first_step=decision.step)

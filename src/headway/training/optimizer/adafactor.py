@@ -49,7 +49,8 @@ class ProjectionAdafactor(Optimizer):
 
     def _update(self, p: nn.Parameter, group: dict[str, Any]) -> None:
         assert p.grad is not None
-        state, fusion = self.state[p], self._fusions.get(p)
+        state = self.state[p]
+        fusion = self._fusions.get(p)
         if not state:
             state.update(_new_state(p, fusion))
         state["step"] += 1
@@ -81,7 +82,8 @@ class _Part:
 
     def update(self, group: dict[str, Any], count: float) -> None:
         """Update weight and moments in place, in step number `count`."""
-        rate, size = float(group["lr"]), torch.Size(self.shape).numel() ** 0.5
+        rate = float(group["lr"])
+        size = torch.Size(self.shape).numel() ** 0.5
         step = max(group["eps2"], self._norm(self.weight) / size) * min(rate, count**-0.5)
         self.weight.mul_(1 - rate * group["weight_decay"])
         eps = torch.finfo(self.p.dtype).eps
@@ -91,10 +93,12 @@ class _Part:
 
     def _second_moment(self, share: float, eps: float) -> torch.Tensor:
         """Update the estimate; the newest gradient contributes `share`."""
-        gradient, shape = self.gradient, self.shape
+        gradient = self.gradient
+        shape = self.shape
         if len(shape) == 1:
             return self.moments["variance"].lerp_(gradient.square(), share).clone()
-        rows, columns = self.moments["row_var"], self.moments["col_var"]
+        rows = self.moments["row_var"]
+        columns = self.moments["col_var"]
         rows.lerp_(torch.norm(gradient, dim=-1, keepdim=True).square_().div_(shape[-1]), share)
         by_column = torch.norm(gradient, dim=-2, keepdim=True).square_()
         mean = rows.sum(dim=-2, keepdim=True)
@@ -121,12 +125,14 @@ class _Place:
 
 def _projection(whole: _Part, fusion: Fusion, number: int) -> tuple[_Part, _Place]:
     """Return a copy of one projection's part, with views of the moments that no other projection has."""
-    size, start = fusion.sizes[number], sum(fusion.sizes[:number])
+    size = fusion.sizes[number]
+    start = sum(fusion.sizes[:number])
     dim = 1 if fusion.by_columns else 0
     begin = block_of(whole.p).offset[dim]
     lines = torch.arange(begin, begin + whole.weight.shape[dim], device=whole.weight.device) % sum(fusion.sizes)
     index = ((lines >= start) & (lines < start + size)).nonzero().flatten()
-    along, across = _state_along(whole.p, fusion), "row_var" if fusion.by_columns else "col_var"
+    along = _state_along(whole.p, fusion)
+    across = "row_var" if fusion.by_columns else "col_var"
     moments = {along: whole.moments[along].index_select(dim, index)}
     if across in whole.moments:
         moments[across] = whole.moments[across].narrow(dim, number, 1)
@@ -148,12 +154,14 @@ def _new_state(p: torch.Tensor, fusion: Fusion | None) -> dict[str, torch.Tensor
     step = torch.tensor(0.0)
     if p.ndim == 1:
         return {"step": step, "variance": torch.zeros_like(p)}
-    by_rows, by_columns = 1, 1
+    by_rows = 1
+    by_columns = 1
     if fusion is not None and fusion.by_columns:
         by_rows = len(fusion.sizes)
     elif fusion is not None:
         by_columns = len(fusion.sizes)
-    rows, columns = (*p.shape[:-1], by_rows), (*p.shape[:-2], by_columns, p.shape[-1])
+    rows = (*p.shape[:-1], by_rows)
+    columns = (*p.shape[:-2], by_columns, p.shape[-1])
     by_column = _zeros(p, columns) if p.ndim > 2 else local_part(p).new_zeros(columns)
     return {"step": step, "row_var": _zeros(p, rows), "col_var": by_column}
 

@@ -136,7 +136,8 @@ class OptimizerInputs:
         """Return the parameters with and without decay, by mesh of workers: a kernel takes those of one mesh at a
         time."""
         groups: dict[tuple[bool, Any, float, int], dict[str, Any]] = {}
-        rates, own = self.rates or [1.0] * len(self.parameters), self.own or [_NO_GROUP] * len(self.parameters)
+        rates = self.rates or [1.0] * len(self.parameters)
+        own = self.own or [_NO_GROUP] * len(self.parameters)
         for p, rate, of in sorted(zip(self.parameters, rates, own, strict=True), key=lambda one: one[0].ndim < 2):
             decay = 0.0 if p.ndim < 2 else self.config.weight_decay
             scale = rate * of.lr_scale
@@ -229,7 +230,9 @@ def build_adamw(inputs: OptimizerInputs) -> Optimizer:
 
 
 def build_muon(inputs: OptimizerInputs) -> Optimizer:
-    config, hidden, rest = inputs.config, inputs.only(hidden=True), inputs.only(hidden=False)
+    config = inputs.config
+    hidden = inputs.only(hidden=True)
+    rest = inputs.only(hidden=False)
     parts = [build_adamw(rest)] if rest.parameters else []
     if hidden.parameters:
         # Updates scaled to about the size of AdamW's, so one learning rate serves both (Liu et al. 2025, 2.2).
@@ -251,7 +254,8 @@ def build_lion(inputs: OptimizerInputs) -> Optimizer:
 def build_adafactor(inputs: OptimizerInputs) -> Optimizer:
     # Second moments of matrices by row and column, no first moment; steps relative to a parameter's own size
     # (Shazeer & Stern 2018, algorithm 4).
-    apart, rate = inputs.config.projections == "apart", inputs.config.learning_rate
+    apart = inputs.config.projections == "apart"
+    rate = inputs.config.learning_rate
     # Not by the parameters alone: a worker that owns no fused one must round as the others do.
     if apart or any(is_dtensor(p) for p in inputs.parameters):
         return ProjectionAdafactor(inputs.groups(), rate, inputs.known_fusions())

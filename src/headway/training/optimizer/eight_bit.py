@@ -37,7 +37,8 @@ def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], d
         """torchao's optimizer, compiled only where that pays, and with blocks within rows."""
 
         def _new_buffer(self, p: torch.Tensor, signed: bool) -> torch.Tensor:
-            block, local = block_size(tuple(p.shape)), local_part(p)
+            block = block_size(tuple(p.shape))
+            local = local_part(p)
             if block is None or not local.numel():
                 return torch.zeros_like(p)
             moment: torch.Tensor = self._subclass_zeros(local, signed, block)

@@ -60,7 +60,8 @@ def _chunks(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     for p in parameters:
         if chunk and elements + p.numel() > _TOGETHER:
             yield chunk
-            chunk, elements = [], 0
+            chunk = []
+            elements = 0
         chunk.append(p)
         elements += p.numel()
     if chunk:

@@ -39,7 +39,8 @@ class ProjectionMuon(torch.optim.Muon):
         **options: Any,
     ) -> None:
         super().__init__(params, **options)
-        self._products, self._fusions = products, fusions or {}
+        self._products = products
+        self._fusions = fusions or {}
 
     def projection_shapes(self, p: nn.Parameter) -> list[tuple[int, int]]:
         """Return the sizes of the matrices that are orthogonalised for a parameter."""
@@ -69,9 +70,11 @@ class ProjectionMuon(torch.optim.Muon):
             if update is not None:
                 directions[turn] = self._direction(update, parameters[turn], group)
         del update
-        rate, decay = float(group["lr"]), group["weight_decay"]
+        rate = float(group["lr"])
+        decay = group["weight_decay"]
         for turn, p in enumerate(parameters):
-            direction, weight = self._shared(directions[turn], p, turn), local_part(p)
+            direction = self._shared(directions[turn], p, turn)
+            weight = local_part(p)
             weight.mul_(1 - rate * decay)
             steps = [_adjust_lr(rate, group["adjust_lr_fn"], torch.Size(size)) for size in self.projection_shapes(p)]
             if len(set(steps)) > 1:
@@ -92,7 +95,8 @@ class ProjectionMuon(torch.optim.Muon):
         """Return the momentum to orthogonalise, cut as the matrix is (Nesterov's form if the group says so)."""
         if "momentum_buffer" not in self.state[p]:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
-        momentum, gradient = local_part(self.state[p]["momentum_buffer"]), local_part(p.grad)
+        momentum = local_part(self.state[p]["momentum_buffer"])
+        gradient = local_part(p.grad)
         momentum.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
         return cut_like(p, update)
@@ -118,7 +122,9 @@ def orthogonalized(matrix: torch.Tensor, group: dict[str, Any], products: torch.
     Newton-Schulz (Jordan et al. 2024). In bf16 this is PyTorch's function. In fp32 it is computed in the matrix's own
     type and through plain products, so that a CPU without bf16 instructions need not emulate them.
     """
-    coefficients, steps, eps = group["ns_coefficients"], group["ns_steps"], group["eps"]
+    coefficients = group["ns_coefficients"]
+    steps = group["ns_steps"]
+    eps = group["eps"]
     if products == torch.bfloat16:
         return _zeropower_via_newtonschulz(matrix, coefficients, steps, eps)
     wide = matrix.shape[0] <= matrix.shape[1]

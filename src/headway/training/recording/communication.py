@@ -173,7 +173,8 @@ class CommunicationMeter(Callback):
 
     def _stop(self) -> list[Any]:
         """End the profile, and return its events."""
-        profiler, mark = self._profiler, self._mark
+        profiler = self._profiler
+        mark = self._mark
         self._profiler = self._mark = None
         mark.__exit__(None, None, None)
         profiler.stop()

@@ -30,7 +30,8 @@ class CopyMeter:
     def begin(self, step: int) -> None:
         """Begin a computation of a step, counted from 0."""
         self._is_due = (step + 1) % self._every == 0
-        self._events, self._bytes = [], 0
+        self._events = []
+        self._bytes = 0
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Move a batch as `task.to_device`."""

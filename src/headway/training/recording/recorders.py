@@ -47,7 +47,8 @@ class Recorder(Callback):
         may_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._path, self._attempt, self._may_write, self._open = metrics_path, attempt, may_write, ExitStack()
-        self._meter, self._load_seconds = meter, load_seconds
+        self._meter = meter
+        self._load_seconds = load_seconds
 
     def on_start(self, job: Job) -> None:
         """Open the files."""
@@ -118,7 +119,8 @@ class Recorder(Callback):
 
     def on_saved(self, job: Job, outcome: Outcome) -> None:
         """Add to the record of the current step, since records are only appended; warn of a failure."""
-        step, of = job.state.cursor.step, float(outcome.step)
+        step = job.state.cursor.step
+        of = float(outcome.step)
         if outcome.error is None:
             self._log.write(step, {"checkpoint/saved_step": of, "checkpoint/write_seconds": outcome.seconds})
             self._line.saved()
@@ -178,7 +180,8 @@ class StateHashes(Callback):
     """
 
     def __init__(self, path: Path, every: int) -> None:
-        self._path, self._every = path, every
+        self._path = path
+        self._every = every
 
     def on_start(self, job: Job) -> None:
         """Write the hashes of the state that the attempt starts from."""

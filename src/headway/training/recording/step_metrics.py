@@ -19,7 +19,8 @@ class StepMetrics:
     """Measures a step from the end of the previous one, without the time of evaluation and checkpoints."""
 
     def __init__(self, job: Job, feed: Prefetcher) -> None:
-        self._job, self._feed = job, feed
+        self._job = job
+        self._feed = feed
         peak = peak_flops(device_name(job.world.device), job.config.train.precision)
         self._peak = peak * job.world.size if peak else None
         self.restart()
@@ -27,7 +28,8 @@ class StepMetrics:
     def restart(self) -> None:
         """Start timing the next step."""
         beat(Phase.DATA, self._job.state.cursor.step)
-        self._start, self._waited = time.perf_counter(), self._feed.wait_seconds
+        self._start = time.perf_counter()
+        self._waited = self._feed.wait_seconds
 
     def metrics(self, result: StepResult) -> dict[str, float]:
         """Return the metrics of the step that has just ended; unknown ones are absent."""

@@ -57,7 +57,8 @@ def _cache_instruction_checks() -> None:
         probe = VecISA._probe_load
 
         def loads(isa: VecISA, library: str) -> bool:
-            note, needed = Path(f"{library}.loaded"), _loaded_with(Path(library))
+            note = Path(f"{library}.loaded")
+            needed = _loaded_with(Path(library))
             with suppress(OSError):
                 if note.read_text() == needed:
                     return True

@@ -122,7 +122,8 @@ def compiling_pays(
         rows: Rows of a micro-batch.
         micro_batches: Number of micro-batches that this process computes in the whole run.
     """
-    shape, file = Shape.of(model), user_cache() / "compile.json"
+    shape = Shape.of(model)
+    file = user_cache() / "compile.json"
     known = _read_cache(file)
     key = _key(model, train, determinism, device, rows)
     layers = shape.layers * micro_batches
@@ -175,7 +176,8 @@ class _Trial:
         began = time.perf_counter()
         self._pass(compiled)
         compile_seconds = time.perf_counter() - began
-        eager_times, compiled_times = [], []
+        eager_times = []
+        compiled_times = []
         for _ in range(_ROUNDS):
             eager_times.append(self._timed(self.layer))
             compiled_times.append(self._timed(compiled))

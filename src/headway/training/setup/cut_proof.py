@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError
 
-_ROWS, _COLUMNS, _STEPS = 61, 37, 3
+_ROWS = 61
+_COLUMNS = 37
+_STEPS = 3
 
 
 def check_shard_invariance(

@@ -40,9 +40,11 @@ def determinism_restored() -> Iterator[None]:
 
     Environment variables are not restored.
     """
-    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    mode = torch.get_deterministic_debug_mode()
+    benchmark = torch.backends.cudnn.benchmark
     cudnn: Any = torch.backends.cudnn  # by part: where these differ, `allow_tf32` cannot be read
-    convolutions, recurrent = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    convolutions = cudnn.conv.fp32_precision
+    recurrent = cudnn.rnn.fp32_precision
     products = torch.get_float32_matmul_precision()
     fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     compiler = sys.modules.get("torch._inductor.config")
@@ -57,4 +59,5 @@ def determinism_restored() -> Iterator[None]:
         deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = benchmark
         torch.set_float32_matmul_precision(products)
-        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent
+        cudnn.conv.fp32_precision = convolutions
+        cudnn.rnn.fp32_precision = recurrent

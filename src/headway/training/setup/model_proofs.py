@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 PROOFS = "model_proofs"
 
 #: Largest relative difference between two ways to compute the same: by fp32 products, and by others.
-_TOLERANCE, _ROUNDED_TOLERANCE = 1e-5, 2e-2
+_TOLERANCE = 1e-5
+_ROUNDED_TOLERANCE = 2e-2
 #: Largest relative difference of logits in fp32 between two packed documents and each alone.
 _LEAK = 1e-3
 #: Positions of the row that is packed from two documents.
@@ -63,7 +64,8 @@ def prove_model(assembled: Assembled, kept: Mapping[str, Any] | None) -> dict[st
     known = None if kept is None else kept.get(PROOFS)
     if isinstance(known, dict):
         model.loss_from_hidden = bool(known.get("loss_from_hidden"))
-        before, now = known.get("kernels"), model.kernels()
+        before = known.get("kernels")
+        now = model.kernels()
         if isinstance(before, dict) and before != now and config.determinism != "off":
             warning(
                 f"transformers now computes with {_in_words(now)} instead of {_in_words(before)}: the run continues,"

@@ -32,7 +32,9 @@ _TILE = 16
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 #: Losses are sums over the items of a micro-batch, not means, so scales are smaller than elsewhere.
-FIRST_SCALE, LEAST_SCALE, MOST_SCALE = 2**10, 1, 2**15
+FIRST_SCALE = 2**10
+LEAST_SCALE = 1
+MOST_SCALE = 2**15
 GROWTH_INTERVAL = 2000
 """Steps without an overflow after which the scale is doubled."""
 
@@ -139,9 +141,11 @@ def convert_to_fp8(model: nn.Module, sequence_length: int, *, emulate: bool = Fa
 def begin_scaling(cursor: Cursor, precision: str) -> None:
     """Give a cursor the initial scale if the precision needs one and it has none; remove it if not needed."""
     if precision != "fp16":
-        cursor.loss_scale, cursor.steps_at_scale = None, 0
+        cursor.loss_scale = None
+        cursor.steps_at_scale = 0
     elif cursor.loss_scale is None:
-        cursor.loss_scale, cursor.steps_at_scale = FIRST_SCALE, 0
+        cursor.loss_scale = FIRST_SCALE
+        cursor.steps_at_scale = 0
 
 
 def update_scale(cursor: Cursor, overflow: bool) -> bool:
@@ -158,7 +162,9 @@ def update_scale(cursor: Cursor, overflow: bool) -> bool:
     explained = overflow and cursor.loss_scale > LEAST_SCALE
     cursor.steps_at_scale += 1
     if overflow:
-        cursor.loss_scale, cursor.steps_at_scale = max(LEAST_SCALE, cursor.loss_scale // 2), 0
+        cursor.loss_scale = max(LEAST_SCALE, cursor.loss_scale // 2)
+        cursor.steps_at_scale = 0
     elif cursor.steps_at_scale >= GROWTH_INTERVAL:
-        cursor.loss_scale, cursor.steps_at_scale = min(MOST_SCALE, cursor.loss_scale * 2), 0
+        cursor.loss_scale = min(MOST_SCALE, cursor.loss_scale * 2)
+        cursor.steps_at_scale = 0
     return explained

@@ -117,7 +117,10 @@ class AttemptMachines:
         identity: str | None = None,
     ) -> None:
         self.identity = identity
-        self._lead, self.members, self._workers, self._own_disks = lead, members, workers, own_disks
+        self._lead = lead
+        self.members = members
+        self._workers = workers
+        self._own_disks = own_disks
         self._ranks = {m.number: range(i * workers, (i + 1) * workers) for i, m in enumerate(members, 1)}
         self._attempt: int | None = None
         self._reserved: socket.socket | None = None

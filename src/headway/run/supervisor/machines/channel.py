@@ -20,7 +20,8 @@ from typing import Any
 from headway.core.files.foreign import parse_json
 
 #: Longest line before and after the proof. A config with thousands of sources has some hundred kilobytes.
-_GREETING_BYTES, LINE_BYTES = 1024, 4 * 2**20
+_GREETING_BYTES = 1024
+LINE_BYTES = 4 * 2**20
 #: Most bytes that wait to be sent: the other side does not read.
 _UNSENT_BYTES = 4 * LINE_BYTES
 _CODE_CHARACTERS = 32
@@ -114,7 +115,8 @@ class Channel:
             self._agree(*self._nonces)
 
     def _agree(self, lead: str, node: str) -> None:
-        self._keys, self.is_open = self._derive(lead, node), True
+        self._keys = self._derive(lead, node)
+        self.is_open = True
 
     def _derive(self, lead: str, node: str) -> tuple[bytes, bytes]:
         """Return the keys for what this side sends, and for what it receives."""

@@ -19,7 +19,8 @@ from headway.run.supervisor.machines.channel import Channel, ChannelError
 from headway.run.supervisor.machines.messages import Alive, MachineMessage
 
 #: Time between two turns without traffic, and between signs of life of a machine that has nothing else to say.
-TURN_SECONDS, ALIVE_SECONDS = 0.2, 1.0
+TURN_SECONDS = 0.2
+ALIVE_SECONDS = 1.0
 #: How long the other side may take to prove that it knows the secret.
 GREETING_SECONDS = 5.0
 _RECEIVE_BYTES = 256 * 1024
@@ -38,7 +39,9 @@ class Connection:
     """
 
     def __init__(self, end: socket.socket, channel: Channel, now: float, messages: Messages[MachineMessage]) -> None:
-        self.end, self.channel, self._messages = end, channel, messages
+        self.end = end
+        self.channel = channel
+        self._messages = messages
         self.began = self.heard = self.spoke = now
         end.setblocking(False)
         with suppress(OSError):  # readings are small and frequent

@@ -80,14 +80,18 @@ def compare_machines(lead: Mapping[str, str], other: Mapping[str, str], determin
         determinism: What the run promises.
         device: `train.device`. On CPUs, GPUs do not count.
     """
-    refused, fix, others = None, "", []
+    refused = None
+    fix = ""
+    others = []
     for name, fact in _FACTS.items():
-        here, there = lead.get(name, "")[:_TEXT], other.get(name, "")[:_TEXT]
+        here = lead.get(name, "")[:_TEXT]
+        there = other.get(name, "")[:_TEXT]
         if not here or not there or here == there or (device == "cpu" and name.startswith("gpu")):
             continue
         words = f"{fact.words} {there}, and the lead {here}"
         if fact.is_bits and determinism != "off" and refused is None:
-            refused, fix = f"{words}: equal bits (determinism={determinism}) need the same", fact.fix
+            refused = f"{words}: equal bits (determinism={determinism}) need the same"
+            fix = fact.fix
         else:
             others.append(words)
     return Differences(refused, f"{fix}, or set determinism=off" if fix else "", tuple(others))

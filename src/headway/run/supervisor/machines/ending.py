@@ -56,7 +56,8 @@ def _end_in_directory(config: Config, identity: str, since: float) -> RunEnd | N
         return None
     if are_steps_done(config):
         return RunEnd(0) if _is_last_checkpoint_there(config, run) else None
-    code, ended = record.get("exit_code"), as_number(record.get("ended"))
+    code = record.get("exit_code")
+    ended = as_number(record.get("ended"))
     if code not in FINAL_CODES or ended is None or ended < since:
         return None
     where, fix = (str(record[key]) if record.get(key) else None for key in ("where", "fix"))

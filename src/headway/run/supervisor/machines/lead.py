@@ -64,7 +64,10 @@ class Lead:
         messages: Messages[MachineMessage] = MACHINE,
     ) -> None:
         self._messages = messages
-        self._role, self._members, self._lost_seconds, self._clock = role, members, lost_seconds, clock
+        self._role = role
+        self._members = members
+        self._lost_seconds = lost_seconds
+        self._clock = clock
         self._known: dict[int, Connection] = {}
         self._unknown: list[Connection] = []
         self._thread = ConnectionThread(self._turn, self._forget)
@@ -105,13 +108,15 @@ class Lead:
     def take_refusals(self) -> list[Refused]:
         """Return the refusals since the last call."""
         with self._thread.lock:
-            found, self._members.refusals = self._members.refusals, []
+            found = self._members.refusals
+            self._members.refusals = []
         return found
 
     def take_signals(self) -> list[tuple[str, int]]:
         """Return the stop signals that machines have received since the last call, with the machines' names."""
         with self._thread.lock:
-            found, self._signals = self._signals, []
+            found = self._signals
+            self._signals = []
         return found
 
     def take_messages(self, number: int) -> list[MachineMessage]:
@@ -225,7 +230,8 @@ class Lead:
             warning(f"{found} has {difference}")
 
     def _converse(self, number: int, ready: list[socket.socket], now: float) -> None:
-        connection, member = self._known[number], self._members.joined[number]
+        connection = self._known[number]
+        member = self._members.joined[number]
         if connection.end in ready:
             for message in connection.receive(now):
                 match message:

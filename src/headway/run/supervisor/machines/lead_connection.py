@@ -26,7 +26,8 @@ from headway.run.supervisor.machines.messages import (
 )
 
 #: Time between two tries to reach the lead, and how long one may take.
-_RETRY_SECONDS, _CONNECT_SECONDS = 1.0, 5.0
+_RETRY_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
 
 
 class LeadConnection:
@@ -48,7 +49,8 @@ class LeadConnection:
         messages: Messages[MachineMessage] = MACHINE,
     ) -> None:
         self._messages = messages
-        self._role, self._lost_seconds = role, lost_seconds
+        self._role = role
+        self._lost_seconds = lost_seconds
         self._hello = hello
         self._connection: Connection | None = None
         self._greeted = False

@@ -79,7 +79,8 @@ def find_role(config: Config, environment: MutableMapping[str, str] | None = Non
     environment = os.environ if environment is None else environment
     if config.parallel.machines == 1 or (NODE not in environment and "LOCAL_RANK" in environment):
         return None  # torchrun has started this process as a worker
-    numbered, in_a_step = machine_number(environment), "SLURM_STEP_NODELIST" in environment
+    numbered = machine_number(environment)
+    in_a_step = "SLURM_STEP_NODELIST" in environment
     number, host, port = find_number_and_lead(config.parallel.machines, environment)
     is_task = in_a_step and numbered is not None and numbered[1] == "SLURM_PROCID"
     return MachineRole(
@@ -102,7 +103,8 @@ def find_number_and_lead(most: int, environment: MutableMapping[str, str]) -> tu
     Raises:
         ConfigError: the number of this machine or the lead's address is missing or cannot be used.
     """
-    found, lead = machine_number(environment), environment.get(LEAD)
+    found = machine_number(environment)
+    lead = environment.get(LEAD)
     node = None if found is None else found[0]
     if lead is None and "SLURM_STEP_NODELIST" in environment:
         lead = f"{_first_of_step(environment)}:{_port_of(_step(environment))}"

@@ -17,7 +17,8 @@ _SAME_NUMBER_SECONDS = 3.0
 #: Most messages of a machine that wait to be read, without readings, of which only the newest counts.
 _WAITING = 400
 #: A clock may drift, and a message may be late. Smaller differences are ignored, so that beats keep their times.
-_TOLERANCE_SECONDS, _WINDOW_SECONDS = 0.25, 30.0
+_TOLERANCE_SECONDS = 0.25
+_WINDOW_SECONDS = 30.0
 
 
 @dataclass
@@ -37,7 +38,8 @@ class ClockOffset:
         if here - self._since >= _WINDOW_SECONDS:
             if self._least > self.seconds + _TOLERANCE_SECONDS:
                 self.seconds = self._least
-            self._least, self._since = math.inf, here
+            self._least = math.inf
+            self._since = here
         return self.seconds
 
 

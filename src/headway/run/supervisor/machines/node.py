@@ -62,12 +62,15 @@ from headway.run.supervisor.messages import AttemptMessage, Done
 from headway.run.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
 from headway.run.supervisor.worker_status import WorkerStatuses
 
-_POLL_SECONDS, _LOOK_SECONDS = 0.05, 0.2
-_STACK_SECONDS, _GIVE_UP_SECONDS = 2.0, 5.0
+_POLL_SECONDS = 0.05
+_LOOK_SECONDS = 0.2
+_STACK_SECONDS = 2.0
+_GIVE_UP_SECONDS = 5.0
 #: How long a machine that was asked to stop before it had joined tries to tell the lead.
 _FIRST_SECONDS = 15.0
 #: How long a machine tries to reach the lead before it looks at the run, and at the run's remote tier.
-_FIRST_LOOK_SECONDS, _TIER_SECONDS = 3.0, 60.0
+_FIRST_LOOK_SECONDS = 3.0
+_TIER_SECONDS = 60.0
 _AGAIN = "run the same command again on all machines"
 
 
@@ -89,8 +92,11 @@ def run_node(config: Config, membership: Membership, options: RunOptions, *, own
 
 class _Node:
     def __init__(self, config: Config, membership: Membership, own_process: bool, *, starts_over: bool = False) -> None:
-        self._config, self._role, self._own_process = config, membership.role, own_process
-        self._identity, self._starts_over = membership.identity, starts_over
+        self._config = config
+        self._role = membership.role
+        self._own_process = own_process
+        self._identity = membership.identity
+        self._starts_over = starts_over
         self._started, self._look_at = time.time(), time.monotonic() + _FIRST_LOOK_SECONDS
         self._hello = Hello(
             node=membership.role.number,
@@ -241,7 +247,8 @@ class _Node:
                     self._attempt.write_stacks(ranks, wake)
 
     def _end_attempt(self, lead: LeadConnection, number: int | None = None) -> None:
-        attempt, self._attempt = self._attempt, None
+        attempt = self._attempt
+        self._attempt = None
         if attempt is not None:
             attempt.look(lead, now=True)  # the last readings say how a worker ended
             attempt.end()
@@ -288,7 +295,8 @@ class _NodeAttempt:
         variables = {RESTARTS_VARIABLE: str(order.restarts), **part.variables()}
         with lead.pausing():
             process = AttemptProcess(config, RunOptions(), variables, own_process, number)
-        first, here = part.first_rank, config.parallel.workers
+        first = part.first_rank
+        here = config.parallel.workers
         workers = WorkerStatuses(part.world_size, range(first, first + here))
         return cls(number, config.run_directory, attempt.directory, process, workers, own_process)
 
@@ -325,7 +333,8 @@ class _NodeAttempt:
         alive = self.workers.alive
         targets = list(alive.values())
         if not self.workers.readings and self.process.poll() is None:
-            targets, number = [self.process.pid], signal.SIGKILL
+            targets = [self.process.pid]
+            number = signal.SIGKILL
             self.killed.update(self.workers.here or ())
         if number == signal.SIGKILL:
             self.killed.update(alive)

@@ -45,7 +45,9 @@ class RunMachines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         parallel = config.parallel
-        self._config, self._membership, self._clock = config, membership, clock
+        self._config = config
+        self._membership = membership
+        self._clock = clock
         self._lead = Lead(
             membership.role,
             Members(
@@ -103,12 +105,14 @@ class RunMachines:
             ConfigError: a machine that the run needs was started in another way than this one, and will not be again.
             Preempted: not enough have come in time, or will come at all.
         """
-        begun, told = self._clock(), False
+        begun = self._clock()
+        told = False
         look_at = begun + self._config.supervise.lost_seconds
         while True:
             look()
             self._report_refusals()
-            here, waited = self._lead.here, self._clock() - begun
+            here = self._lead.here
+            waited = self._clock() - begun
             ended = self._ended(here)
             most = self._config.parallel.machines - len(ended)
             usable = usable_machines(self._config, 1 + len(here))
@@ -139,7 +143,8 @@ class RunMachines:
         self._lead.tell(self._spares, Spare())
         self._has_begun = True
         self._before = {member.number: member.host for member in members}
-        workers, identity = self._config.parallel.workers, self._membership.identity
+        workers = self._config.parallel.workers
+        identity = self._membership.identity
         return AttemptMachines(self._lead, members, workers, own_disks=own_disks, identity=identity)
 
     def _is_finished(self) -> bool:
@@ -237,7 +242,8 @@ class RunMachines:
         if membership is None:
             yield None
             return
-        machines, ended = cls(config, membership), None
+        machines = cls(config, membership)
+        ended = None
         try:
             yield machines
         except BaseException as error:

@@ -61,7 +61,8 @@ def marker_file(config: Config) -> Iterator[str]:
 
 def look_for_file(message: LookForFile, config: Config, is_over: Callable[[], bool]) -> FileSeen:
     """Answer the lead: whether this machine sees its file and has the data to train on."""
-    path, store = Path(message.path), Path(message.store)
+    path = Path(message.path)
+    store = Path(message.store)
     wait_until(lambda: is_there(path, folders=2) or is_over(), patience_seconds(config), 0.1)
     is_there(store / "manifest.json", folders=2)  # a network file system may still know that it was absent
     data = config.data.model_copy(update={"store": store})
