@@ -1,4 +1,4 @@
-"""`cd tests && python -m net states|lists`: record what the code does now."""
+"""`cd tests && python -m net states|store`: record what the code does now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 import unicodedata
 from pathlib import Path
 
-from net.lists import RECORDED_LISTS, collect
 from net.runs import (
     KEPT_RUN,
     RECORDED_STATES,
@@ -26,13 +25,15 @@ from net.stores import RECORDED_STORE, hashes, prepare_rich
 
 
 def main() -> int:
-    """Record the states of runs for this kind of processor, or names and bytes, which are the same on every one."""
+    """Record the states of runs for this kind of processor, or the bytes of a store, which are the same on every one."""
     parser = argparse.ArgumentParser(prog="net", description=__doc__)
-    parser.add_argument("what", choices=("states", "lists"))
+    parser.add_argument("what", choices=("states", "store"))
     parser.add_argument("runs", nargs="*", help="only these of the runs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headway-net-") as folder:
-        return _record_lists(Path(folder)) if options.what == "lists" else _record_states(options.runs, Path(folder))
+        if options.what == "store":
+            return _record_store(Path(folder))
+        return _record_states(options.runs, Path(folder))
 
 
 def _record_states(names: list[str], folder: Path) -> int:
@@ -58,8 +59,7 @@ def _record_states(names: list[str], folder: Path) -> int:
     return int(failed)
 
 
-def _record_lists(folder: Path) -> int:
-    RECORDED_LISTS.write_text(json.dumps(collect(folder), indent=1, sort_keys=True) + "\n")
+def _record_store(folder: Path) -> int:
     store = {"unicode": unicodedata.unidata_version, "files": hashes(prepare_rich(folder / "store"))}
     RECORDED_STORE.write_text(json.dumps(store, indent=1) + "\n")
     return 0

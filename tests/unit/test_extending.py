@@ -154,7 +154,8 @@ def test_a_launcher_of_ones_own_starts_and_stops_a_run(tmp_path: Path, monkeypat
 def test_a_verb_is_one_file_and_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = example("verb", monkeypatch)
     monkeypatch.setitem(sys.modules, "headway.cli.runs.steps", module)
-    monkeypatch.setattr(application, "VERBS", {"steps": "cli.runs", "report": "cli.runs"})
+    verbs = {"steps": application.Verb("cli.runs", "Print steps."), "report": application.VERBS["report"]}
+    monkeypatch.setattr(application, "VERBS", verbs)
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").touch()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +41,18 @@ def test_help_shows_a_first_weeks_verbs_and_where_the_rest_is() -> None:
     assert "headway help" in " ".join(page.split())
     assert listed(run("help")) == set(VERBS)
     assert "--minutes" in run("help", "train")
+
+
+def test_lists_show_the_first_line_of_each_verbs_help() -> None:
+    commands = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
+    shown = {name: (command.help or "").splitlines()[0] for name, command in commands.items()}
+    assert all(line.startswith(VERBS[name].summary) for name, line in shown.items()) and set(shown) == set(VERBS)
+
+
+def test_lists_of_verbs_load_none() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "headway", "-h"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "headway.cli.application" in loaded and "headway.cli.start.train" not in loaded
 
 
 def test_examples_fit_80_columns_and_need_no_checkout() -> None:
