@@ -33,11 +33,6 @@ class Command:
     """Folders to remove before each measurement."""
 
 
-_COLLECTION = """
-import gc
-import headway.core.startup.garbage as garbage
-garbage.gc = type("gc", (), {name: staticmethod(lambda *_: None) for name in ("disable", "enable", "freeze")})
-"""
 _TRAIN = ("train", "config.yaml", "--restart")
 _COMPILER = "import headway.training.setup.compiler_start as start\n"
 COMMANDS = {
@@ -45,7 +40,6 @@ COMMANDS = {
         ("runs", "list", "."),
         {
             "only the verb is imported": "import headway.cli.application as a\na.wanted = lambda words: a.VERBS",
-            "garbage is rarely looked for": "import gc\ngc.set_threshold = lambda *_: None",
         },
     ),
     "prepare": Command(
@@ -56,27 +50,11 @@ COMMANDS = {
             ),
         },
     ),
-    "train": Command(
-        _TRAIN,
-        {
-            "PyTorch's libraries are loaded on a thread": (
-                "import headway.core.startup.torch_libraries as t\nt.load_libraries_ahead = lambda: None"
-            ),
-            "no garbage is looked for while modules are imported": _COLLECTION,
-        },
-        ("runs",),
-    ),
     "compiled": Command(
         (*_TRAIN, "train.compile=true"),
         {
             "the compiler is loaded ahead, in all ways below": _COMPILER + "start.start_compiler = lambda kind: None",
             "which vector instructions work is kept": _COMPILER + "start._cache_instruction_checks = lambda: None",
-            "templates for Triton are not translated": (
-                _COMPILER + "import contextlib\nstart._without_templates = contextlib.nullcontext"
-            ),
-            "NetworkX is not imported": (
-                _COMPILER + "import contextlib\nstart._without_graphs = contextlib.nullcontext"
-            ),
         },
         ("runs",),
     ),

@@ -25,7 +25,7 @@ from net.stores import RECORDED_STORE, hashes, prepare_rich
 
 
 def main() -> int:
-    """Record the states of runs for this kind of processor, or the bytes of a store, which are the same on every one."""
+    """Record the states of runs for this kind of processor, or the bytes of a store, the same on every one."""
     parser = argparse.ArgumentParser(prog="net", description=__doc__)
     parser.add_argument("what", choices=("states", "store"))
     parser.add_argument("runs", nargs="*", help="only these of the runs")

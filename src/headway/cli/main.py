@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import gc
 import sys
 
 from headway.core.console import ResultLost, flush_streams, open_streams, say
@@ -19,10 +18,7 @@ def main() -> None:
     """Run the command; deliberate errors become three lines and an exit code, never a traceback."""
     atexit.register(end)
     open_streams()
-    # Imported modules stay: scanning them for garbage again and again would take a tenth of a short command.
-    gc.set_threshold(100_000, 20, 20)
     code = _run()
-    gc.freeze()
     lost = flush_streams()
     code = code if lost is None else code or _report_lost(lost)
     if isinstance(code, int):

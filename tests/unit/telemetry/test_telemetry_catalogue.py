@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from net.lists import recorded
 
 import headway
 from headway.telemetry.catalogue import CATALOGUE, Kind, Unit, metric, reference
-from net.lists import recorded
 
 ROOT = Path(__file__).parents[3]
 SOURCES = Path(headway.__file__).parent

@@ -21,9 +21,7 @@ from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
 from headway.core.errors import ConfigError
-from headway.core.startup.garbage import pause_collection
 from headway.core.startup.launch_secret import take_secret
-from headway.core.startup.torch_libraries import load_libraries_ahead
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -135,9 +133,6 @@ def train(
 ) -> None:
     """Run `headway train`."""
     take_secret()  # before anything starts a process
-    if not dry_run:
-        pause_collection()
-        load_libraries_ahead()
     for variable, value in ((NODE, node), (LEAD, lead)):
         if value is not None:
             os.environ[variable] = value

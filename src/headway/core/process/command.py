@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 #: Unlike the console script, `python -m` searches the working folder first: a `queue.py` there would shadow the module
 #: of the standard library. So the new process starts without that folder (`-P`) and gets this process's `sys.path`.
-#: What it imports stays: to look through it for garbage again and again would take a sixth of the time to start.
 _START = (
-    "import gc, json, runpy, sys; gc.set_threshold(100_000, 20, 20); "
+    "import json, runpy, sys; "
     "module = sys.argv.pop(1); sys.path[:] = json.loads(sys.argv.pop(1)); "
     "runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )

@@ -15,7 +15,6 @@ from headway.config import Config, LaneGrid, MeshShape
 from headway.core.alerts import alerting
 from headway.core.code_identity import object_identity
 from headway.core.console import is_first_worker, log_to, warning
-from headway.core.startup.garbage import pause_collection, resume_collection
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.assemble import assemble
 from headway.run.session.attempt import attempt_scope
@@ -102,7 +101,6 @@ def _train(
     parameters = joined.task.facts()["parameters"]  # counted now: a strategy may take them away
     fresh = start.info is None
     assembled = assemble(joined.config, joined.task, joined.world, joined.grid, threads, fresh=fresh)
-    resume_collection()
     start, left_out = take_up(joined, start, assembled, accept_code=accept_code)
 
     # How this machine computes it.
@@ -110,10 +108,7 @@ def _train(
     assembled = choose_micro_batch(assembled, start.info)
     compiled = decide_compile(assembled, start.info)
     if compiled:
-        if joined.own_process:
-            pause_collection()
         compile_model(joined.config.parallel, joined.task.model, joined.config.train.compile_mode)
-        resume_collection()
     try_memory(assembled)
 
     # What it records.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -18,8 +19,6 @@ from headway.core.process.command import module_command
 from headway.core.process.exit import die_with_parent
 from headway.core.process.signals import STOP_SIGNALS, reset
 from headway.core.process.waiting import wait_until
-from headway.core.startup.garbage import pause_collection, resume_collection
-from headway.core.startup.torch_libraries import wait_for_libraries
 from headway.core.storage import load_filesystem
 from headway.data.store_manifest import MANIFEST
 from headway.run.session.attempt import RunOptions, with_variables
@@ -43,13 +42,11 @@ class AttemptProcess:
         self.started = time.time()
         self._popen = None
         self.code: int | None = None
-        wait_for_libraries()
         with with_variables(environment):
             if own_process and can_be_copied():
                 self.pid, self.channel = _fork(config, options, number)
             else:
                 self._popen = self._start(config, options, number)
-        resume_collection()
 
     def _start(self, config: Config, options: RunOptions, number: int | None) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
@@ -106,13 +103,10 @@ def load_ahead(config: Config) -> None:
 
     After a failure the next attempt starts a second or two faster, and all processes share these 200 MB.
     """
-    pause_collection()
-    try:
-        load_training()
-        if config.checkpoint.remote is not None:
-            load_filesystem(config.checkpoint.remote.url)
-    finally:
-        resume_collection()  # frozen: a collection in a copy would write to these pages, and so duplicate them
+    load_training()
+    if config.checkpoint.remote is not None:
+        load_filesystem(config.checkpoint.remote.url)
+    gc.freeze()  # a collection in a copy would write to these pages, and so duplicate them
 
 
 def _fork(config: Config, options: RunOptions, number: int | None) -> tuple[int, AttemptChannel]:

@@ -7,6 +7,7 @@ starts them, which only this user's processes can open.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -26,7 +27,6 @@ from headway.core.files.foreign import read_json_lines
 from headway.core.files.scratch import file_in_memory
 from headway.core.process.command import module_command
 from headway.core.process.signals import STOP_SIGNALS, handled, reset
-from headway.core.startup.garbage import pause_collection, resume_collection
 from headway.run.session.attempt import with_variables
 from headway.run.supervisor.processes import can_be_copied
 from headway.run.supervisor.worker import SPARE_VARIABLE
@@ -152,13 +152,12 @@ def start_workers(
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the ends of children would be lost
-    pause_collection()
     with with_variables(ONE_THREAD):
         importlib.import_module(module)
         copied = can_be_copied()
         if copied:
             load()
-    resume_collection()
+    gc.freeze()  # a collection in a copy would write to these pages, and so duplicate them
     received: list[int] = []
     with (
         _shared_file(folder, "rendezvous") as rendezvous,

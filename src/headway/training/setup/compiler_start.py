@@ -6,21 +6,14 @@ Each part is skipped where the installed PyTorch lacks the internals that it nee
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import cache, cached_property
-from importlib import import_module
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
 from headway.core.files.hashes import fingerprint
-
-_GRAPHS = "networkx"
 
 
 @cache
@@ -41,8 +34,7 @@ def start_compiler(device_type: str) -> None:
     # any errors again.
     background.submit(CppPythonBindingsCodeCache.load_pybinding_async, [], "")
     background.shutdown(wait=False)
-    with _without_templates(), _without_graphs():
-        import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx  # noqa: F401
 
 
 def _cache_instruction_checks() -> None:
@@ -82,60 +74,3 @@ def _loaded_with(library: Path) -> str:
             "libc": os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None,
         }
     )
-
-
-@contextmanager
-def _without_templates() -> Iterator[None]:
-    """Defer the translation of the kernel templates for Triton, which the compiler imports, to their first use."""
-    from torch._inductor.codegen import common
-
-    if not hasattr(common.KernelTemplate, "_template_from_string"):
-        yield
-        return
-    translate = common.KernelTemplate._template_from_string
-    common.KernelTemplate._template_from_string = staticmethod(_Template)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        common.KernelTemplate._template_from_string = staticmethod(translate)  # type: ignore[method-assign]
-
-
-class _Template:
-    """A kernel template that is translated when it is first used."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-
-    @cached_property
-    def render(self) -> Any:
-        """The render method of the translated template."""
-        from torch._inductor.codegen.common import KernelTemplate
-
-        return KernelTemplate._template_from_string(self.source).render
-
-
-@contextmanager
-def _without_graphs() -> Iterator[None]:
-    """Defer the import of NetworkX (13 MB), which the compiler needs only for code that is not in its cache."""
-    if _GRAPHS in sys.modules:
-        yield
-        return
-    sys.modules[_GRAPHS] = later = _LazyModule(_GRAPHS)
-    later.DiGraph = Any  # type: ignore[attr-defined]  # annotations name it, and are evaluated before it is loaded
-    try:
-        yield
-    finally:
-        del later.DiGraph
-        if sys.modules.get(_GRAPHS) is later:
-            del sys.modules[_GRAPHS]
-
-
-class _LazyModule(ModuleType):
-    """A placeholder for a module that is imported when one of its attributes is used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # asked for by code that scans all loaded modules
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
