@@ -228,7 +228,7 @@ def test_the_command_of_a_ray_job_takes_the_words_that_it_is_given(monkeypatch: 
         given.extend((config, machines))
         raise ConfigError("no cluster", where="here", fix="none")
 
-    monkeypatch.setattr("headway.core.console.open_streams", lambda: None)
+    monkeypatch.setattr(ray, "open_streams", lambda: None)
     monkeypatch.setattr(ray, "fit", fit)
     monkeypatch.setattr(ray, "load_config", lambda config, overrides: config)
     *_, module, config, option, machines = words = json.loads(find_launcher("ray").files(job())["entrypoint.json"])

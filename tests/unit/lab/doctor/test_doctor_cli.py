@@ -29,7 +29,7 @@ def on(machine: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
     def run(*arguments: str) -> Result:
         with monkeypatch.context() as patch:
-            patch.setattr(examine, "Examination", examination)
+            patch.setattr("headway.lab.cli.doctor.Examination", examination)
             return CliRunner().invoke(application(), ["doctor", *arguments])
 
     return run

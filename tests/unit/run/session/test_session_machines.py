@@ -10,7 +10,6 @@ from headway.config import Config, LaneGrid
 from headway.config.sections.data import DataConfig
 from headway.core.coordination import launched
 from headway.core.errors import ConfigError
-from headway.data import remote_store
 from headway.parallel.world import World
 from headway.run.session import grid
 from headway.run.session.completed import completed
@@ -88,7 +87,7 @@ def test_under_an_agent_a_machine_has_the_workers_that_are_on_it(
         asked.append(processes)
         raise KeyError
 
-    monkeypatch.setattr(remote_store, "open_store", open_store)
+    monkeypatch.setattr("headway.run.session.completed.open_store", open_store)
     config = Config(data=DataConfig(store=Path("nowhere")))
     with pytest.raises(KeyError):
         completed(config.model_copy(update={"parallel": config.parallel.model_copy(update={"workers": 16})}))
