@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import typer.core
 
+from headway.config import load_config
+from headway.config.checks.own_task import check_is_language_model
+from headway.config.loading.document import Entry
+from headway.config.loading.load import parse_override, set_entry
+from headway.config.units import parse_seconds
 from headway.core.console import notice, print_line, print_lines
+from headway.core.credentials.secrets import redact_argument
+from headway.core.errors import ConfigError, fix_for
 from headway.core.format import printable
+from headway.core.storage import check_credentials, scheme_of
 from headway.core.user_command import remember_config
 
 if TYPE_CHECKING:
@@ -92,11 +100,6 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
     """
     if not given:
         return {}
-    from headway.config.loading.document import Entry
-    from headway.config.loading.load import parse_override, set_entry
-    from headway.core.credentials.secrets import redact_argument
-    from headway.core.errors import ConfigError
-    from headway.core.storage import check_credentials, scheme_of
 
     urls = [place for place in places if place is not None and scheme_of(place)]
     if not urls:
@@ -123,8 +126,6 @@ def storage_options(given: list[str] | None, *places: str | None) -> dict[str, A
 @contextmanager
 def writing(output: Path) -> Iterator[None]:
     """Turn an error of the file system at the place of a result into a deliberate one."""
-    from headway.core.errors import ConfigError, fix_for
-
     try:
         yield
     except OSError as error:
@@ -142,8 +143,6 @@ def check_folder(output: Path | None) -> None:
         ConfigError: it is a folder.
     """
     if output is not None and output.is_dir():
-        from headway.core.errors import ConfigError
-
         raise ConfigError(
             "the result is a file, but this is a folder",
             where=f"--output {output}",
@@ -157,8 +156,6 @@ def as_utf8(text: str, where: str) -> str:
     Raises:
         ConfigError: it is not valid UTF-8.
     """
-    from headway.core.errors import ConfigError
-
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -174,9 +171,6 @@ def seconds_of(text: str, option: str, example: str = "'10 min'") -> int:
     Raises:
         ConfigError: it is not one.
     """
-    from headway.config.units import parse_seconds
-    from headway.core.errors import ConfigError
-
     try:
         return parse_seconds(text)
     except ValueError as error:
@@ -188,8 +182,6 @@ def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Con
 
     `train.epochs` are steps only after `run.session.completed.in_steps`, which asks the prepared data.
     """
-    from headway.config import load_config
-
     remember_config(str(path), overrides or [])
     return load_config(path, overrides or [], trains=trains)
 
@@ -200,8 +192,6 @@ def load_text(path: Path, overrides: list[str] | None, *, trains: bool = True) -
     Raises:
         ConfigError: as `load`; or the config has a task of its own.
     """
-    from headway.config.checks.own_task import check_is_language_model
-
     loaded = load(path, overrides, trains=trains)
     check_is_language_model(loaded, "data")
     return loaded

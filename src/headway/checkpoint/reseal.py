@@ -23,7 +23,8 @@ from headway.core.files.hashes import sha256_file
 from headway.core.process.faults import fault_point
 
 #: Variables of the new keys; with `_FILE`, of the files that hold them.
-NEW_ENCRYPTION_KEY, NEW_SIGNING_KEY = "HEADWAY_NEW_ENCRYPTION_KEY", "HEADWAY_NEW_SIGNING_KEY"
+NEW_ENCRYPTION_KEY = "HEADWAY_NEW_ENCRYPTION_KEY"
+NEW_SIGNING_KEY = "HEADWAY_NEW_SIGNING_KEY"
 #: Key of a resealed manifest's context: which key its files are encrypted with, without revealing it.
 SEALED_WITH = "sealed_with"
 

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 import typer.core
 
+from headway import __version__
 from headway.cli.auditing import recorded
 from headway.cli.next_steps import followed
+from headway.config.loading.complaints import known_keys
+from headway.config.loading.foreign_keys import our_names
 from headway.core.console import print_line
 from headway.core.format import printable
 
@@ -166,8 +169,6 @@ def _meant_keys(name: str) -> list[str]:
     """Return the keys of the config that an option may stand for: its own name, or a name in Headway or elsewhere."""
     if "." in name:
         return [name]
-    from headway.config.loading.complaints import known_keys
-    from headway.config.loading.foreign_keys import our_names
 
     known = dict.fromkeys(known_keys())
     if name in known or name in our_names():
@@ -178,8 +179,6 @@ def _meant_keys(name: str) -> list[str]:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from headway import __version__
-
         print_line(f"headway {__version__}")
         raise typer.Exit
 

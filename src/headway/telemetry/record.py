@@ -41,7 +41,8 @@ NOT_ENDED = "not ended"
 NOT_STARTED = "not started"
 
 #: A study of `headway tune` is a folder with this file, and the runs of its trials are in a folder below it.
-STUDY_FILE, STUDY_RUNS = "study.yaml", "runs"
+STUDY_FILE = "study.yaml"
+STUDY_RUNS = "runs"
 
 STATES = (RUNNING, FINISHED, PREEMPTED, BUDGET_REACHED, CANCELLED, FAILED, DIED, RESTORED, NOT_ENDED, NOT_STARTED)
 

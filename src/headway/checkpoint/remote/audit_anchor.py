@@ -58,7 +58,8 @@ def anchor_log(remote: RemoteConfig, run: Path) -> bool:
     """
     log = AuditLog(run / AUDIT_FILE)
     try:
-        name, head = log.name, log.head()
+        name = log.name
+        head = log.head()
         if name is None:
             return False
         anchor = Anchor(name, head, time.time(), host_name(), read_run_id(run))

@@ -38,8 +38,12 @@ class TierReseal:
     """
 
     def __init__(self, tier: RemoteTier, renewed: Objects, old: Keys, new: Keys, within: Path) -> None:
-        self._tier, self._old, self._new, self._within = tier, old, new, within
-        self._there, self._renewed = tier.objects, renewed
+        self._tier = tier
+        self._old = old
+        self._new = new
+        self._within = within
+        self._there = tier.objects
+        self._renewed = renewed
         self._plain = Objects(tier.url, tier.objects.options)
         self._left: set[str] = set()
 
@@ -104,7 +108,8 @@ class TierReseal:
 
     def _send(self, manifest: Manifest, file: str, digits: str) -> FileEntry:
         """Upload a file of a checkpoint again, with the new key, and return its entry in the manifest."""
-        folder, entry = self._there.at(step_name(manifest.step)), manifest.files[file]
+        folder = self._there.at(step_name(manifest.step))
+        entry = manifest.files[file]
         with scratch_folder("headway-reseal-", self._within) as scratch:
             folder.download(name_there(folder, manifest, file), scratch / file, entry.bytes)
             if not is_as_written(scratch / file, entry):
@@ -128,7 +133,8 @@ class TierReseal:
         if not isinstance(self._renewed, SealedObjects) or not isinstance(self._there, SealedObjects):
             return
         for segment in segments_of(entry) if isinstance(entry, dict) else []:
-            before, after = self._there.sealed_name(segment.name), self._renewed.sealed_name(segment.name)
+            before = self._there.sealed_name(segment.name)
+            after = self._renewed.sealed_name(segment.name)
             if before != after and self._plain.stat(after) is None:
                 self._copy(segment.name, segment.name)
             if before != after:

@@ -20,10 +20,13 @@ from headway.command_line import (
     print_table,
     storage_options,
 )
-from headway.core.console import print_line
+from headway.config import load_resolved
+from headway.core.console import exact_results, notice, print_line, print_text
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.format import counted
+from headway.core.format import UNKNOWN, counted
 from headway.run.directory.reseal import reseal as reseal_run
+from headway.run.directory.restore import prune as prune_run
+from headway.run.directory.restore import restore as restore_run
 from headway.run.directory.run_directory import RunDirectory, command_line
 
 if TYPE_CHECKING:
@@ -76,8 +79,6 @@ def prune(
     headway checkpoints prune runs/quickstart --dry-run
     headway checkpoints prune runs/quickstart --keep 1
     """
-    from headway.run.directory.restore import prune as prune_run
-
     directory = _run_of(run)
     stay, gone = prune_run(RunDirectory(directory), _rules(directory, keep), dry_run)
     if json:
@@ -140,8 +141,6 @@ def restore(
     headway checkpoints restore runs/lost --from s3://bucket/runs/lost
     headway checkpoints restore runs/new --from runs/quickstart --step 1000
     """
-    from headway.run.directory.restore import restore as restore_run
-
     options = storage_options(option, source)
     found = restore_run(RunDirectory(_run_of(run)), step, source, options, command_line())
     if json:
@@ -224,9 +223,6 @@ def _run_of(path: Path) -> Path:
 
 
 def _rules(run: Path, keep: int | None) -> Rules:
-    from headway.checkpoint.retention import Rules
-    from headway.config import load_resolved
-
     if keep is not None:
         return Rules(keep=keep)
     config = run / "config.yaml"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.start import launch_bench
+from headway.cli.start import launch_bench, launch_serve
 from headway.clouds.cli.launching import (
     DryRunOption,
     OnOption,
@@ -21,6 +21,7 @@ from headway.clouds.cli.launching import (
     wait_for_job,
 )
 from headway.clouds.launchers.job import load_job, smoke_job
+from headway.clouds.supply.fit import image_row
 from headway.command_line import (
     ConfigArgument,
     DefaultVerb,
@@ -31,6 +32,7 @@ from headway.command_line import (
     print_json,
     print_table,
 )
+from headway.core.audit import user_name
 from headway.core.console import notice
 from headway.core.errors import HeadwayError
 from headway.core.format import UNKNOWN, counted, format_bytes, format_seconds
@@ -132,9 +134,6 @@ def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Pa
 
 def _table(job: Job) -> tuple[list[list[str]], str]:
     """Return what the launch will take, as far as it is known, and why something is not."""
-    from headway.clouds.supply.fit import image_row
-    from headway.core.format import UNKNOWN, counted
-
     memory, hours, price, note = _planned(job)
     launch = job.config.launch
     rows = [
@@ -257,8 +256,6 @@ def cancel(
     headway launch cancel runs/gpu-1b -y
     """
     from headway.clouds.launchers.ending import find_launched, stop_launched
-    from headway.core.audit import user_name
-    from headway.core.console import notice
 
     _, handle = find_launched(run)
     if not yes and not agrees("cancel", f"Cancel {run}?"):

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.clouds.cli.launching import DryRunOption, OutOption, YesOption, agrees, show_or_write, write_files
+from headway.clouds.launchers import serving
+from headway.clouds.launchers.job import DNS_LABEL_LENGTH, Job
 from headway.command_line import print_table
+from headway.config import load_config
+from headway.config.checks.contradictions import combined
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 
@@ -73,9 +77,6 @@ def serve(
     headway launch serve my-model@prod --on kubernetes --dry-run --registry s3://bucket/registry launch.image=r/serve
     headway launch serve my-model@prod --on kubernetes --replicas 2:8 --registry s3://bucket/registry -y
     """
-    from headway.clouds.launchers import serving
-    from headway.config.checks.contradictions import combined
-
     if on != _TARGET:
         raise ConfigError(f"there are no servers on '{on}'", where="--on", fix=f"--on {_TARGET}")
     job = _job(model, name, list(overrides or []), out)
@@ -114,9 +115,6 @@ def _job(model: str, name: str | None, overrides: list[str], out: Path | None) -
     Raises:
         ConfigError: a key of another section is given.
     """
-    from headway.clouds.launchers.job import DNS_LABEL_LENGTH, Job
-    from headway.config import load_config
-
     for text in overrides:
         if not text.startswith("launch."):
             raise ConfigError("a server has keys of launch only", where=text, fix="headway serve -h lists its options")

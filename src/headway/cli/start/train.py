@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.checkpoint.format.manifest import step_name, step_of
 from headway.cli.start.dial import DepthOption, MinutesOption, SizeOption, dial_of
 from headway.command_line import (
     PRESET_NAMES,
@@ -187,8 +188,6 @@ def _source(begin_from: Path | None, step: int | None) -> Path | None:
     Raises:
         ConfigError: a step is given without a run.
     """
-    from headway.checkpoint.format.manifest import step_name, step_of
-
     if step is None:
         return begin_from
     if begin_from is None or step_of(begin_from.name) is not None:

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from headway.clouds.scaffold.answers import Answers, check_licence, check_name, parse_parts
+from headway.clouds.scaffold.project import make_project, update_project
 from headway.core.console import notice, print_lines
+from headway.core.errors import ConfigError
 
 HELP = """Make a project of your own on Headway: configs, parts with tests, Makefile, cards, containers, CI.
 
@@ -49,10 +52,6 @@ def init(
     update: Annotated[bool, typer.Option("--update", help="Bring this Headway's template into a project.")] = False,
 ) -> None:
     """Run `headway init`."""
-    from headway.clouds.scaffold.answers import Answers, check_licence, check_name, parse_parts
-    from headway.clouds.scaffold.project import make_project
-    from headway.core.errors import ConfigError
-
     wanted = parse_parts(parts)
     if update:
         if licence is not None:
@@ -71,8 +70,6 @@ def init(
 
 
 def _update(folder: Path, wanted: tuple[str, ...]) -> None:
-    from headway.clouds.scaffold.project import update_project
-
     _, conflicts, undone = update_project(folder, wanted)
     _tell(undone)
     if conflicts:

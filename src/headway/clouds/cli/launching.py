@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.clouds.launchers.launcher import OVER, find_launcher
+from headway.clouds.supply.fit import image_problems
 from headway.command_line import print_table, writing
 from headway.config.checks.contradictions import combined
 from headway.core.console import exact_results, notice, print_line, print_text
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import atomic_write
 from headway.core.user_command import suggest
+from headway.run.directory.audit import record
 from headway.run.directory.run_directory import LAUNCH_FILE
 
 if TYPE_CHECKING:
@@ -62,10 +64,6 @@ def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]]
     Raises:
         ConfigError: the launcher or the cluster refuses it; nothing was started then.
     """
-    from headway.clouds.launchers.launcher import find_launcher
-    from headway.clouds.supply.fit import image_problems
-    from headway.config.checks.contradictions import combined
-
     launcher = find_launcher(on)
     launch = job.config.launch
     problems = [*launcher.problems(job), *image_problems(launch.image, job.gpus, launch.accelerator)]
@@ -88,8 +86,6 @@ def start(job: Job, on: str, table: Callable[[Job], tuple[list[list[str]], str]]
 
 def show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
     """Print the files of a launch, or write them to a folder."""
-    from headway.core.console import exact_results, notice, print_text
-
     if out is not None:
         write_files(files, out)
         notice(f"wrote {', '.join(str(out / name) for name in files)}")
@@ -102,9 +98,6 @@ def show_or_write(files: Mapping[str, str | bytes], out: Path | None) -> None:
 
 def write_files(files: Mapping[str, str | bytes], folder: Path) -> None:
     """Write the files of a launch into a folder."""
-    from headway.command_line import writing
-    from headway.core.files.atomic import atomic_write
-
     for name, content in files.items():
         mode = "w" if isinstance(content, str) else "wb"
         with writing(folder / name), atomic_write(folder / name, mode) as file:
@@ -156,9 +149,6 @@ def _check_not_launched(job: Job) -> None:
 def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> None:
     from headway.clouds.launchers.ending import only_one
     from headway.clouds.launchers.record import write_handle
-    from headway.core.console import notice
-    from headway.core.user_command import suggest
-    from headway.run.directory.audit import record
 
     directory = job.directory
     with only_one(directory, "launch"):

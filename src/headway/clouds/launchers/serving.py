@@ -27,7 +27,9 @@ from headway.core.hub import is_on_hub
 from headway.core.storage import scheme_of
 from headway.models.versions import is_reference
 
-SUPPORT, SERVE, SECRETS_PAGE = "10-support.yaml", "20-serve.yaml", "secrets.md"
+SUPPORT = "10-support.yaml"
+SERVE = "20-serve.yaml"
+SECRETS_PAGE = "secrets.md"
 COMPONENT = "serve"
 #: Port of the container; the Service has 443.
 PORT = 8000
@@ -173,7 +175,8 @@ def _server(job: Job, served: ServedModel) -> Iterator[dict[str, Any]]:
 
 
 def _pod(job: Job, served: ServedModel) -> dict[str, Any]:
-    launch, kubernetes = job.config.launch, job.config.launch.kubernetes
+    launch = job.config.launch
+    kubernetes = job.config.launch.kubernetes
     command = ["headway", "serve", served.model, "--host", "0.0.0.0", "--port", str(PORT)]
     command += ["--tls-cert", f"{_SECRETS}/tls.crt", "--tls-key", f"{_SECRETS}/tls.key"]
     command += ["--drain-seconds", str(_DRAIN_SECONDS)]

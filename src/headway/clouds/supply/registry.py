@@ -32,10 +32,12 @@ def split_image(name: str) -> tuple[str, str, str]:
     """Return registry, repository and tag of an image's name, as docker completes a short one."""
     path, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
-        path, tag = name, "latest"
+        path = name
+        tag = "latest"
     first, slash, rest = path.partition("/")
     if not slash or not ("." in first or ":" in first or first == "localhost"):
-        first, rest = "docker.io", path
+        first = "docker.io"
+        rest = path
     if first == "docker.io" and "/" not in rest:
         rest = f"library/{rest}"
     return first, rest, tag

@@ -131,7 +131,8 @@ def wheel_sbom(wheel: Path, extras: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: it is no wheel, or something that it needs is not installed here.
     """
     about = _wheel_metadata(wheel)
-    name, version = normal_name(str(about["Name"])), str(about["Version"])
+    name = normal_name(str(about["Name"]))
+    version = str(about["Version"])
     requirements = [str(line) for line in about.get_all("Requires-Dist", [])]
     packages = [one for one in installed_closure(requirements, extras) if one.name != name]
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()

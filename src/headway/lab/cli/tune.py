@@ -16,8 +16,21 @@ from headway.command_line import (
     print_table,
     writing,
 )
-from headway.core.console import print_line
-from headway.core.errors import ConfigError
+from headway.core.console import notice, print_line
+from headway.core.errors import CheckpointError, ConfigError
+from headway.core.files.scratch import scratch_folder
+from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.core.user_command import remember_config
+from headway.lab.tune.journal import Journal
+from headway.lab.tune.live import HEADERS, as_json, rows_of, summary_line, watching
+from headway.lab.tune.report import write_report
+from headway.lab.tune.scheduler import OptunaScheduler
+from headway.lab.tune.settings import load_settings
+from headway.lab.tune.stop import stop_study
+from headway.lab.tune.study import BASE_FILE, new_study, open_study
+from headway.lab.tune.trial_run import LOCAL, TrialRun
+from headway.lab.tune.tuner import Tuner
+from headway.run.supervisor.commands import check_not_a_worker
 
 if TYPE_CHECKING:
     from headway.lab.tune.study import Study
@@ -100,10 +113,6 @@ def run(
     """Run `headway tune`."""
     import json
 
-    from headway.core.user_command import remember_config
-    from headway.lab.tune.settings import load_settings
-    from headway.lab.tune.study import new_study
-
     wanted = None
     if objective is not None:
         wanted = json.dumps({"metric": objective, "direction": "maximize" if maximize else "minimize"})
@@ -133,14 +142,7 @@ def _work(study: Study) -> None:
     """Work on a study until its trials have ended, or it is stopped."""
     import signal
 
-    from headway.core.console import notice
-    from headway.core.process.signals import STOP_SIGNALS, handled
     from headway.lab.tune.checks import check_study
-    from headway.lab.tune.live import summary_line, watching
-    from headway.lab.tune.report import write_report
-    from headway.lab.tune.scheduler import OptunaScheduler
-    from headway.lab.tune.tuner import Tuner
-    from headway.run.supervisor.commands import check_not_a_worker
 
     check_not_a_worker("tune")
     devices = check_study(study)
@@ -170,11 +172,7 @@ def _show_first(study: Study, as_json: bool) -> None:
     """Draw the first trials of a study in memory of a scratch folder, and check their configs."""
     import dataclasses
 
-    from headway.core.files.scratch import scratch_folder
     from headway.lab.tune.checks import check_study, checked_by_command
-    from headway.lab.tune.journal import Journal
-    from headway.lab.tune.scheduler import OptunaScheduler
-    from headway.lab.tune.study import BASE_FILE
 
     check_study(study)
     rows: list[dict[str, Any]] = []
@@ -214,9 +212,6 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
     headway tune show studies/my
     headway tune show studies/my --json
     """
-    from headway.lab.tune.live import HEADERS, rows_of
-    from headway.lab.tune.study import open_study
-
     found = open_study(study)
     if as_json:
         _print(found)
@@ -227,16 +222,12 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
 
 
 def _run_of(study: Study, number: int) -> Any:
-    from headway.lab.tune.trial_run import LOCAL, TrialRun
-
     found = TrialRun(number, study.run_of(number), LOCAL)
     found.history.refresh()
     return found
 
 
 def _print(study: Study) -> None:
-    from headway.lab.tune.live import as_json
-
     print_json(as_json(study, study.open_journal()))
 
 
@@ -252,9 +243,6 @@ def best(study: StudyArgument, as_json: JsonOption = False) -> None:
     headway tune best studies/my --json
     """
     import shlex
-
-    from headway.core.errors import CheckpointError
-    from headway.lab.tune.study import BASE_FILE, open_study
 
     found = open_study(study)
     ranked = found.open_journal().best()
@@ -289,9 +277,6 @@ def report(study: StudyArgument) -> None:
 
     headway tune report studies/my
     """
-    from headway.lab.tune.report import write_report
-    from headway.lab.tune.study import open_study
-
     found = open_study(study)
     with writing(study):
         print_line(str(write_report(found, found.open_journal())))
@@ -305,10 +290,6 @@ def stop(study: StudyArgument) -> None:
 
     headway tune stop studies/my
     """
-    from headway.core.console import notice
-    from headway.lab.tune.stop import stop_study
-    from headway.lab.tune.study import open_study
-
     with writing(study):
         notice(stop_study(open_study(study)))
 

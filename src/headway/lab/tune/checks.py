@@ -24,7 +24,8 @@ def check_study(study: Study) -> int:
     Raises:
         ConfigError: a trial could not run, or would not report what is searched for.
     """
-    settings, config = study.settings, study.base
+    settings = study.settings
+    config = study.base
     for objective in settings.objective:
         check_objective(objective, config)
     _check_stopping(settings, config)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 #: Longest expression, and largest exponent, so that no expression takes long.
-_MOST_CHARACTERS, _MOST_EXPONENT = 500, 64
+_MOST_CHARACTERS = 500
+_MOST_EXPONENT = 64
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

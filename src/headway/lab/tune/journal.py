@@ -34,7 +34,9 @@ Verdict = Literal["continue", "prune", "finish"]
 #: What decides about a trial at its newest report.
 Judge = Callable[["Study", "FrozenTrial"], Verdict]
 #: Notes of a trial: why it is infeasible or has failed, and the step and verdict by which it was stopped.
-INFEASIBLE, REASON, STOPPED = "infeasible", "reason", "stopped"
+INFEASIBLE = "infeasible"
+REASON = "reason"
+STOPPED = "stopped"
 #: Samplers by name, each with the packages that it needs besides.
 _SAMPLERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "random": ("RandomSampler", ()),
@@ -97,7 +99,8 @@ class Journal:
         from optuna.storages import InMemoryStorage, JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        self._path, self._space = folder / FILE_NAME, space
+        self._path = folder / FILE_NAME
+        self._space = space
         self._ranges = {one.key: one for one in space.ranges}
         self._name, self._directions = folder.resolve().name, list(directions)
         self._new_memory: Callable[[], Any] = InMemoryStorage
@@ -232,7 +235,8 @@ class Journal:
             value: The objective there.
             judge: Decides about Optuna's trial in its study; it may leave notes of the system in both.
         """
-        memory, trial = self._memory, self._id(number)
+        memory = self._memory
+        trial = self._id(number)
         before = dict(memory.get_trial(trial).system_attrs)
         memory.set_trial_intermediate_value(trial, step, value)
         verdict = judge(self.study, memory.get_trial(trial))
@@ -297,7 +301,8 @@ def make_sampler(settings: SamplerSettings, seed: int, liar: bool = False) -> Ba
     """
     optuna = _optuna()
     if settings.name not in _SAMPLERS:
-        what, fix = f"there is no sampler '{settings.name}'", f"one of {', '.join(SAMPLERS)}"
+        what = f"there is no sampler '{settings.name}'"
+        fix = f"one of {', '.join(SAMPLERS)}"
         if settings.name == "cmaes":
             what = "Optuna keeps the state of CMA-ES in its journal as a pickle, and Headway reads none"
         raise ConfigError(what, where="sampler", fix=fix)

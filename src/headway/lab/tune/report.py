@@ -24,12 +24,14 @@ from headway.telemetry.record import Run, is_run
 from headway.telemetry.summary import loss_text, usd_text
 
 #: Curves in one chart, and rows of the table.
-_CURVES, _ROWS = 16, 1000
+_CURVES = 16
+_ROWS = 1000
 
 
 def write_report(study: Study, journal: Journal) -> Path:
     """Write `report.html` into a study's folder, and return its path."""
-    records, best = journal.records, journal.best()
+    records = journal.records
+    best = journal.best()
     objective = study.settings.objective[0]
     states = Counter(one.state for one in records)
     runs = {one.number: Run(study.run_of(one.number)) for one in records if is_run(study.run_of(one.number))}
@@ -83,14 +85,16 @@ def _history(records: Sequence[TrialRecord], direction: str) -> Chart | None:
 
 def _curves(study: Study, best: Sequence[TrialRecord], runs: dict[int, Run]) -> Chart | None:
     metric = study.settings.objective[0].metric
-    lines, legend = [], []
+    lines = []
+    legend = []
     for place, record in enumerate(best[:_CURVES]):
         run = runs.get(record.number)
         if run is None:
             continue
         steps, values = run.metrics.finite(metric)
         if len(steps):
-            series, name = place % SERIES_COLOURS, f"trial {record.number}"
+            series = place % SERIES_COLOURS
+            name = f"trial {record.number}"
             lines.append(Line(steps, values, series, dashed(place), name))
             legend.append(Entry(name, series, dashed(place)))
     if not lines:

@@ -58,7 +58,8 @@ class OptunaScheduler:
     """
 
     def __init__(self, study: Study, journal: Journal) -> None:
-        self._study, self._journal = study, journal
+        self._study = study
+        self._journal = journal
         settings = study.settings
         self._grid = None
         if settings.sampler.name == GRID:
@@ -92,7 +93,8 @@ class OptunaScheduler:
 
     def thresholds(self, steps: int) -> list[int]:
         """Return the rungs of ASHA and HyperBand, or the steps of the median rule; the last step is no such one."""
-        stopping, first = self._study.settings.stopping, self._first(steps)
+        stopping = self._study.settings.stopping
+        first = self._first(steps)
         if stopping.name == "none":
             return []
         if stopping.name == "median":

@@ -166,7 +166,9 @@ def _range(key: str, value: Any) -> Range:
     if len(kinds) != 1 or value.keys() - {kinds[0], "step", "when"}:
         example = f"{key}: {{choice: [...]}}, {{log: [low, high]}}, {{uniform: [low, high]}} or {{int: [low, high]}}"
         raise _wrong(key, "a range has one of the kinds choice, log, uniform, int, log_int; step and when", example)
-    kind, ends, step = _KINDS[kinds[0]], value[kinds[0]], value.get("step")
+    kind = _KINDS[kinds[0]]
+    ends = value[kinds[0]]
+    step = value.get("step")
     when = None if value.get("when") is None else _expression(str(value["when"]), f"space: {key}: when")
     if kind == "choice":
         return _choice(key, ends, step, when)

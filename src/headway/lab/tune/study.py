@@ -29,7 +29,10 @@ from headway.telemetry.runs import flat
 
 #: The config as given, of which every trial is a variant.
 BASE_FILE = "base.yaml"
-LOG_FOLDER, STORE_FOLDER, STOP_FILE, REPORT_FILE = "logs", "stores", ".stop", "report.html"
+LOG_FOLDER = "logs"
+STORE_FOLDER = "stores"
+STOP_FILE = ".stop"
+REPORT_FILE = "report.html"
 _LOCK_FILE = ".study"
 #: Keys that a study gives each trial itself.
 _OWN_KEYS = ("name", "runs", "data.store")
@@ -163,7 +166,8 @@ def open_study(folder: Path) -> Study:
     path = folder / STUDY_FILE
     try:
         tree = parse(read_text(path, CONFIG_BYTES), str(path))
-        settings, config = tree.child("settings"), tree.child("config")
+        settings = tree.child("settings")
+        config = tree.child("config")
         if settings is None or config is None:
             raise ValueError("settings or config are missing")
         started_in = Path(str(tree.plain().get("started_in", ".")))

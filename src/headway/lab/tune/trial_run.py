@@ -115,7 +115,8 @@ class HistoryReader:
     """
 
     def __init__(self, run: Path) -> None:
-        self._path, self._read = run / FILE_NAME, 0
+        self._path = run / FILE_NAME
+        self._read = 0
         self.metrics = Metrics()
 
     def refresh(self) -> bool:
@@ -140,10 +141,14 @@ class TrialRun:
     """
 
     def __init__(self, number: int, run: Path, launcher: str) -> None:
-        self.number, self.path, self._launcher = number, run, launcher
+        self.number = number
+        self.path = run
+        self._launcher = launcher
         self.command = HeldCommand(run.with_name(f".{run.name}.lock"))
         self.history = HistoryReader(run)
-        self.began, self.restarts, self.step_at_start = time.time(), 0, 0
+        self.began = time.time()
+        self.restarts = 0
+        self.step_at_start = 0
         self._asked: object = None
 
     def start(self, base: Path, words: Sequence[str], log: Path, folder: Path, devices: str | None) -> None:
@@ -165,7 +170,8 @@ class TrialRun:
                 "headway", "launch", "run", str(base), *words, "--on", self._launcher, "--wait", "--yes"
             )
         self.history.refresh()
-        self.step_at_start, self._asked = self.history.metrics.last_step, None
+        self.step_at_start = self.history.metrics.last_step
+        self._asked = None
         self.command.start(command, log, folder, {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices})
 
     @cached_property

@@ -75,8 +75,11 @@ class Tuner:
         watch: Callable[[Progress], None] = lambda _: None,
         device_count: int = 0,
     ) -> None:
-        self._study, self._journal, self._scheduler = study, journal, scheduler
-        self._watch, self._device_count = watch, device_count
+        self._study = study
+        self._journal = journal
+        self._scheduler = scheduler
+        self._watch = watch
+        self._device_count = device_count
         self.progress = Progress()
         self._waiting: list[TrialRecord] = []
         self._preparing: tuple[TrialRecord, list[str], HeldCommand] | None = None
@@ -338,7 +341,8 @@ class Tuner:
     def _hopeless(self, record: TrialRecord) -> HeadwayError | None:
         """Return the error of a study whose trials all end in the same way, without a value."""
         ended = [one.state for one in self._journal.records if one.has_ended]
-        why, log = record.notes.get(REASON, ""), str(self._study.log_of(record.number))
+        why = record.notes.get(REASON, "")
+        log = str(self._study.log_of(record.number))
         fix = "correct the config or the space, and begin with another --dir"
         if ended[-_MOST_FAILURES:] == ["failed"] * _MOST_FAILURES:
             return HeadwayError(

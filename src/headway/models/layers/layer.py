@@ -142,7 +142,8 @@ class Attention(nn.Module):
         v = v_BTK1H.squeeze(3)
         if torch.is_grad_enabled() and (self.q_norm is None or self.q_norm.weight.dtype != qkv.dtype):
             # A view would also keep the queries and keys from before the rotation alive; turned keys are no view.
-            k, v = k.contiguous(), v.contiguous()
+            k = k.contiguous()
+            v = v.contiguous()
         if cache is None:
             y = attend(q, k, v, positions, self.softcap)
         else:

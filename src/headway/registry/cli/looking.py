@@ -10,7 +10,16 @@ import typer
 
 from headway.command_line import JsonOption, StorageOption, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_text
+from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.files.atomic import atomic_write
+from headway.core.format import UNKNOWN, format_bytes
+from headway.models.versions import Reference, local_folder, resolve
+from headway.registry.card import version_card
 from headway.registry.cli.options import KeyOption, RegistryOption, VersionArgument, moment, open_named, summary
+from headway.registry.gate import benchmark_rows
+from headway.registry.signing import check_key, signature_problem
+from headway.registry.verify import Finding, verify_model
+from headway.telemetry.record import dig
 
 if TYPE_CHECKING:
     from headway.models.versions import ModelVersion, Registry
@@ -65,9 +74,6 @@ def _named(target: Registry, name: str) -> dict[int, list[str]]:
 
 
 def _row(version: ModelVersion, aliases: list[str]) -> list[str]:
-    from headway.core.format import UNKNOWN, format_bytes
-    from headway.telemetry.record import dig
-
     loss = dig(version.evidence, "metrics", "evaluation/loss")
     return [
         version.name,
@@ -90,8 +96,6 @@ def _source(version: ModelVersion) -> str:
 
 
 def _ledger(version: ModelVersion) -> str:
-    from headway.telemetry.record import dig
-
     proven = dig(version.evidence, "ledger", "proven")
     return {True: "proven", False: "not proven"}.get(proven, "n/a")
 
@@ -106,11 +110,6 @@ def show(
     headway registry show my-model@prod
     headway registry show my-model@3 --json
     """
-    from headway.core.format import UNKNOWN, format_bytes
-    from headway.models.versions import resolve
-    from headway.registry.gate import benchmark_rows
-    from headway.telemetry.record import dig
-
     target = open_named(place, option)
     found = resolve(version, target)
     this = found.version
@@ -153,10 +152,6 @@ def card(
     headway registry card my-model@prod
     headway registry card my-model@3 --output README.md
     """
-    from headway.core.files.atomic import atomic_write
-    from headway.models.versions import resolve
-    from headway.registry.card import version_card
-
     text = version_card(resolve(version, open_named(place, option)).version)
     if output is None:
         print_text(text)
@@ -187,10 +182,6 @@ def verify(
     headway registry verify my-model@3 --key public.pem
     headway registry verify --registry s3://bucket/registry --json
     """
-    from headway.core.errors import CheckpointError
-    from headway.models.versions import resolve
-    from headway.registry.verify import verify_model
-
     target = open_named(place, option)
     if version is not None and "@" in version:
         found = resolve(version, target).version
@@ -222,11 +213,6 @@ def verify(
 
 
 def _signature_findings(target: Registry, names: list[str], numbers: set[int] | None, key: Path) -> list[Finding]:
-    from headway.core.errors import HeadwayError
-    from headway.models.versions import Reference, local_folder, resolve
-    from headway.registry.signing import check_key, signature_problem
-    from headway.registry.verify import Finding
-
     check_key(key, "--key")
     found = []
     for name in names:

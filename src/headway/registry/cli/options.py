@@ -12,6 +12,8 @@ import typer
 
 from headway.command_line import storage_options
 from headway.core.format import UNKNOWN
+from headway.models.versions import open_registry
+from headway.models.versions.registry import VARIABLE
 
 if TYPE_CHECKING:
     from headway.models.versions import ModelVersion, Registry
@@ -39,9 +41,6 @@ KeyOption = Annotated[
 
 def open_named(place: str | None, option: list[str] | None) -> Registry:
     """Open the registry of a command line."""
-    from headway.models.versions import open_registry
-    from headway.models.versions.registry import VARIABLE
-
     place = place or os.environ.get(VARIABLE)
     return open_registry(place, storage_options(option, place))
 

@@ -19,7 +19,14 @@ from headway.command_line import (
     suggest_next,
 )
 from headway.core.console import notice
+from headway.core.errors import ConfigError
+from headway.models.versions import Reference, resolve
+from headway.registry.cli import looking, sending
 from headway.registry.cli.options import RegistryOption, VersionArgument, moment, open_named, summary
+from headway.registry.files import files_to_register
+from headway.registry.gate import GATED, GateSettings, as_record, run_gate
+from headway.registry.signing import signed
+from headway.registry.who import audit
 
 if TYPE_CHECKING:
     from headway.models.versions import AliasChange, Registry
@@ -45,8 +52,6 @@ registry = typer.Typer(no_args_is_help=True, help=HELP)
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    from headway.registry.cli import looking, sending
-
     looking.add_commands(registry)
     sending.add_commands(registry)
     app.add_typer(registry, name="registry")
@@ -95,12 +100,8 @@ def add(
     """
     from dataclasses import replace
 
-    from headway.core.errors import ConfigError
-    from headway.registry.files import files_to_register
     from headway.registry.publish import register as publish
-    from headway.registry.signing import signed
     from headway.registry.sources import ExportOptions, gathered, with_benchmarks
-    from headway.registry.who import audit
 
     if best and step is not None:
         raise ConfigError("two checkpoints are named", where="--best, --step", fix="give one of them")
@@ -160,10 +161,7 @@ def alias(
 
     Exit codes: 0 set, 2 refused by the gate or changed meanwhile, 4 a record is damaged.
     """
-    from headway.models.versions import Reference, resolve
     from headway.registry.aliases import check_alias, next_change, put_change, refusal
-    from headway.registry.gate import GATED, GateSettings, as_record, run_gate
-    from headway.registry.who import audit
 
     check_alias(alias)
     target = open_named(place, option)

@@ -9,7 +9,15 @@ import typer
 
 from headway.command_line import JsonOption, StorageOption, print_json, print_table
 from headway.core.console import notice, print_line, warning
+from headway.core.errors import CheckpointError
+from headway.core.format import format_bytes
+from headway.models.hub.push import push as send
+from headway.models.versions import local_folder, resolve
 from headway.registry.cli.options import KeyOption, RegistryOption, VersionArgument, open_named
+from headway.registry.mirrors import MLFLOW, check_target, hub_upload, send_to_mlflow
+from headway.registry.pull import pull_to
+from headway.registry.signing import signature_problem
+from headway.registry.who import audit
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -37,11 +45,6 @@ def pull(
     headway registry pull my-model@3 my-folder
     headway registry pull my-model@prod --json
     """
-    from headway.core.errors import CheckpointError
-    from headway.models.versions import local_folder, resolve
-    from headway.registry.pull import pull_to
-    from headway.registry.signing import signature_problem
-
     found = resolve(version, open_named(place, option))
     path = local_folder(found) if folder is None else pull_to(found, folder)
     if key is not None and (problem := signature_problem(path, key)):
@@ -85,12 +88,6 @@ def push(
     headway registry push my-model@prod hf://me/my-model --dry-run
     headway registry push my-model@3 mlflow:my-model --alias champion
     """
-    from headway.core.format import format_bytes
-    from headway.models.hub.push import push as send
-    from headway.models.versions import local_folder, resolve
-    from headway.registry.mirrors import MLFLOW, check_target, hub_upload, send_to_mlflow
-    from headway.registry.who import audit
-
     check_target(target)
     found = resolve(version, open_named(place, option))
     if target.startswith(MLFLOW):

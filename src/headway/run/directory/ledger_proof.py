@@ -246,7 +246,8 @@ def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
                 continue
             if commit.attempt < newest:
                 yield f"{steps} are recorded for attempt {commit.attempt}, after ones of attempt {newest}"
-            first, last = attempt.first_step, attempt.last_step
+            first = attempt.first_step
+            last = attempt.last_step
             if newest < commit.attempt and first is not None and first < commit.first_step:
                 # A rollback would have struck the earlier attempts' commits of these steps.
                 again = f"steps {first:,} to {commit.first_step - 1:,}"

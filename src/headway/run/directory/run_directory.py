@@ -50,7 +50,8 @@ HELD_KEY = "held_seconds"
 #: A run directory was copied if its files are newer than its attempt by this much; then their times mean nothing.
 _COPIED_SECONDS = 300.0
 #: What a launch leaves in a run directory before the run begins, next to the audit log: its handle, and its files.
-LAUNCH_FILE, LAUNCH_FOLDER = "launch.json", "launch"
+LAUNCH_FILE = "launch.json"
+LAUNCH_FOLDER = "launch"
 #: Marks a run whose change of keys is not finished.
 RESEALING_FILE = ".resealing"
 #: How long to wait for writer processes of an earlier attempt to finish their checkpoints.

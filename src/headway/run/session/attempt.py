@@ -433,7 +433,8 @@ def report_changes(run: RunDirectory, config: Config, options: RunOptions) -> No
     for difference in differences:
         warning(f"the run continues with a changed config: {difference}")
     record(run.path, "accept changes", changes=differences)
-    newest, old = newest_manifest(run), load_resolved(run.config_path)
+    newest = newest_manifest(run)
+    old = load_resolved(run.config_path)
     done = newest[0] if newest else 0
     if 0 < done < (config.train.steps or 0):
         before = learning_rate(old, done - 1)

@@ -65,7 +65,8 @@ def check_beginning(source: Path, config: Config, options: RunOptions) -> Parent
     """
     parent = find_parent(source)
     config = counted_for(config, parent.config, parent.step)
-    before, after = identity(parent.config), identity(config)
+    before = identity(parent.config)
+    after = identity(config)
     # What a config leaves open is filled in later, and compared again then.
     left_open = {key: before[key] for key, value in after.items() if value in (None, "auto") and key in before}
     check_accepted(changed_values(before, {**after, **left_open}), options, parent.folder)
