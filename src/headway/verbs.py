@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headway.config import Config, load_config
 from headway.config.sections.data import vocabulary_problems
+from headway.lab.compare.evidence import Margin
 from headway.results import Run
 from headway.text.preparing.prepare import prepare as prepare_store
 
@@ -161,7 +162,6 @@ def compare(
     """
     from headway.lab.compare.compare import Wanted, as_json
     from headway.lab.compare.compare import compare as compare_models
-    from headway.lab.compare.evidence import Margin
 
     least = None if margin is None else Margin.parse(margin)
     wanted = Wanted(None if data is None else Path(data), documents, sequence_length, least)

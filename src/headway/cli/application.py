@@ -35,48 +35,89 @@ class Verb(NamedTuple):
 
 #: Each verb, in the order of `headway help`.
 VERBS = {
-    "quickstart": "cli.start",
-    "help": "cli.start",
-    "doctor": "lab.cli",
-    "init": "clouds.cli",
-    "config": "cli.start",
-    "data": "text.cli",
-    "tokenizer": "text.cli",
-    "train": "cli.start",
-    "launch": "cli.start",
-    "runs": "cli.runs",
-    "top": "tracking.cli",
-    "ui": "tracking.cli",
-    "report": "cli.runs",
-    "checkpoints": "cli.runs",
-    "ledger": "cli.runs",
-    "audit": "cli.runs",
-    "track": "tracking.cli",
-    "dashboards": "tracking.cli",
-    "alerts": "tracking.cli",
-    "models": "cli.models",
-    "eval": "cli.models",
-    "benchmark": "cli.models",
-    "generate": "cli.models",
-    "chat": "cli.models",
-    "export": "cli.models",
-    "merge": "cli.models",
-    "compress": "cli.models",
-    "push": "cli.models",
-    "registry": "registry.cli",
-    "serve": "serve.cli",
-    "plan": "lab.cli",
-    "profile": "lab.cli",
-    "bench": "lab.cli",
-    "tune": "lab.cli",
-    "compare": "lab.cli",
-    "verify": "lab.cli",
-    "chaos": "lab.cli",
-    "prices": "clouds.cli",
-    "cost": "clouds.cli",
-    "spot": "clouds.cli",
-    "image": "clouds.cli",
-    "sbom": "clouds.cli",
+    "quickstart": Verb(
+        "cli.start",
+        "Run a small example from end to end: prepare text, train, evaluate, sample, export, report.",
+        "Start",
+    ),
+    "help": Verb("cli.start", "List all verbs, or show the help of one."),
+    "doctor": Verb("lab.cli", "Show what this machine has, what is wrong with it, and what to set."),
+    "init": Verb(
+        "clouds.cli",
+        "Make a project of your own on Headway: configs, parts with tests, Makefile, cards, containers, CI.",
+    ),
+    "config": Verb("cli.start", "Make, show, check and explain configs."),
+    "data": Verb("text.cli", "Prepare text for training, and inspect the result.", "Data"),
+    "tokenizer": Verb("text.cli", "Train a tokenizer, inspect, compare or extend one."),
+    "train": Verb(
+        "cli.start", "Train a language model or a task of your own, or continue a run that was interrupted.", "Train"
+    ),
+    "launch": Verb("cli.start", "Start a run on a cluster: Slurm, Kubernetes, Ray, SkyPilot or Metaflow."),
+    "runs": Verb("cli.runs", "List, show and compare runs.", "Runs and checkpoints"),
+    "top": Verb("tracking.cli", "Show all runs of a folder: state, step, loss, speed, cost, last save and alerts."),
+    "ui": Verb("tracking.cli", "Show all runs of a folder in a browser: the list, and curves to compare, live."),
+    "report": Verb("cli.runs", "Write a run's report: one HTML page with its curves, data, attempts and environment."),
+    "checkpoints": Verb("cli.runs", "List, verify, compare, copy, prune and restore checkpoints."),
+    "ledger": Verb("cli.runs", "Prove that a run used every row of its plan exactly once, despite all failures."),
+    "audit": Verb("cli.runs", "Show and verify who has changed a run, when, and from where."),
+    "track": Verb(
+        "tracking.cli", "Send runs to trackers: MLflow, TensorBoard, W&B, Trackio, OpenTelemetry, or your own."
+    ),
+    "dashboards": Verb("tracking.cli", "List or write dashboards of runs for Grafana."),
+    "alerts": Verb("tracking.cli", "List or write alert rules of runs for Prometheus."),
+    "models": Verb(
+        "cli.models", "List the named model shapes with their parameters, costs and sizes.", "Trained models"
+    ),
+    "eval": Verb("cli.models", "Compute loss and perplexity of a trained model on held-out text."),
+    "benchmark": Verb("cli.models", "Run tasks of lm-eval on a trained model (extra lm-eval)."),
+    "generate": Verb("cli.models", "Continue a text with a trained model, and print tokens as they are sampled."),
+    "chat": Verb("cli.models", "Talk to a trained model; answers are printed as they are sampled."),
+    "export": Verb("cli.models", "Write a trained model as a Hugging Face folder: safetensors, config, tokenizer."),
+    "merge": Verb(
+        "cli.models",
+        "Merge a trained adapter into its pretrained model, and write the result as a Hugging Face folder.",
+    ),
+    "compress": Verb("cli.models", "Quantize or prune a trained model, and show its validation loss before and after."),
+    "push": Verb("cli.models", "Send a trained model to the Hugging Face Hub, with a model card from its run."),
+    "registry": Verb(
+        "registry.cli",
+        "Keep versions of trained models with their evidence: a registry in a folder or an object store.",
+    ),
+    "serve": Verb(
+        "serve.cli", "Serve a trained model with OpenAI's interface: completions and chat, streamed or whole."
+    ),
+    "plan": Verb(
+        "lab.cli",
+        "Estimate the memory, speed, time and cost of a run on given machines, before paying for them.",
+        "Plan, measure, verify",
+    ),
+    "profile": Verb("lab.cli", "Show where the time of a training step goes, and what to change first."),
+    "bench": Verb(
+        "lab.cli",
+        "Measure a matrix of strategies, numbers of workers, models, precisions, micro-batches and row lengths.",
+    ),
+    "tune": Verb(
+        "lab.cli",
+        "Search for good keys of a config: each trial is a run, and a study that is killed decides as if it was not.",
+    ),
+    "compare": Verb(
+        "lab.cli", "Compare runs and models: curves, and the evidence for a difference in loss with its uncertainty."
+    ),
+    "verify": Verb("lab.cli", "Check that a config is reproducible bit for bit, as its determinism promises."),
+    "chaos": Verb(
+        "lab.cli", "Kill a training run again and again, and check that its result is as if nothing had happened."
+    ),
+    "prices": Verb(
+        "clouds.cli", "Compare the prices of machines with accelerators between clouds and regions.", "Cost"
+    ),
+    "cost": Verb("clouds.cli", "Show what a run has cost, and simulate policies on spot machines."),
+    "image": Verb("clouds.cli", "Build images, show their layers, and pin what they are built from."),
+    "sbom": Verb(
+        "clouds.cli", "Write the bill of materials of a wheel: what it installs, in which version, under which licence."
+    ),
+    "spot": Verb(
+        "clouds.cli", "Train while spot machines are cheap: pause above a price, resume below another, grow, and move."
+    ),
 }
 
 #: Verbs whose command line contains that of another one.

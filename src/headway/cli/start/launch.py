@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.start import launch_bench, launch_serve
+from headway.cli.start import launch_bench, launch_policy, launch_serve
 from headway.clouds.cli.launching import (
     DryRunOption,
     OnOption,
@@ -281,8 +281,6 @@ def wait(run: RunArgument) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    from headway.cli.start import launch_bench, launch_policy, launch_serve
-
     launch_bench.add_commands(launch)
     launch_policy.add_commands(launch)
     launch_serve.add_commands(launch)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.command_line import JsonOption, check_folder, print_json, print_table, writing
-from headway.core.console import print_line, print_lines
+from headway.core.console import notice, print_line, print_lines
+from headway.lab.compare.evidence import Margin
+from headway.telemetry.runs import difference_rows, result_rows
+from headway.training.evaluation.benchmarks import check_installed, wanted_by_hand
 
 if TYPE_CHECKING:
     from headway.lab.compare.compare import Compared
@@ -74,12 +77,9 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Run `headway compare`."""
-    from headway.core.console import notice
     from headway.lab.compare import page
     from headway.lab.compare.compare import Wanted, as_json
     from headway.lab.compare.compare import compare as run
-    from headway.lab.compare.evidence import Margin
-    from headway.training.evaluation.benchmarks import check_installed, wanted_by_hand
 
     check_folder(output)
     benchmarks = None
@@ -116,7 +116,6 @@ def compare(
 def _print(compared: Compared) -> None:
     """Print the tables, and what they show."""
     from headway.lab.compare import page
-    from headway.telemetry.runs import difference_rows, result_rows
 
     names = compared.runs.names
     numeric = range(1, len(names) + 1)

@@ -48,7 +48,8 @@ class Tokens:
 
     def is_same(self, other: Tokens) -> bool:
         """Return whether both make the same ids of any text."""
-        mine, theirs = self.tokenizer, other.tokenizer
+        mine = self.tokenizer
+        theirs = other.tokenizer
         same = mine.fingerprint == theirs.fingerprint or is_same_but_for_template(mine.content, theirs.content)
         return same and mine.end_of_text_id == theirs.end_of_text_id and list(self.begin) == list(other.begin)
 

@@ -160,7 +160,8 @@ def _corpus(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[Corpus, li
     """Choose the documents, without those that a run was trained on, and say what a reader has to know of them."""
     stores = {one.path: _store_of(one) for one in candidates if one.config is not None}
     corpus: Corpus = _shared_split(candidates, stores) if wanted.data is None else read_corpus(wanted.data)
-    total, notes = len(corpus.source_of), []
+    total = len(corpus.source_of)
+    notes = []
     chosen = evenly(total, wanted.documents)
     if len(chosen) < total:
         notes.append(f"{len(chosen):,} of {total:,} documents, evenly spaced")
@@ -243,7 +244,8 @@ def _shared_split(candidates: Sequence[Candidate], stores: Mapping[Path, TokenSt
 
 def as_json(compared: Compared) -> dict[str, Any]:
     """Return the result as docs/compare.md describes it."""
-    evidence, margin = compared.evidence, compared.wanted.margin
+    evidence = compared.evidence
+    margin = compared.wanted.margin
     result: dict[str, Any] = {
         "baseline": compared.groups[0].name,
         "models": {group.name: [str(path) for path in group.paths] for group in compared.groups},

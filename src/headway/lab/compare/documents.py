@@ -24,7 +24,8 @@ from headway.training.evaluation.document_losses import Document
 #: Most bytes of text that are compared on; a store has no limit.
 MOST_BYTES = 256 * 2**20
 #: Endings of files of text, each file a document, and of JSON lines, each line a document.
-_TEXT, _LINES = (".txt", ".text", ".md"), (".jsonl", ".ndjson")
+_TEXT = (".txt", ".text", ".md")
+_LINES = (".jsonl", ".ndjson")
 _HELD_OUT = "validation"
 _TEXTS_AT_ONCE = 64
 #: Training documents of the same length as one of these that are read at most, per source.
@@ -88,7 +89,8 @@ class StoreCorpus:
         """
         tokenizer = self.tokenizer
         begin = len(self.store.begin_of_text)
-        texts, kept = [], []
+        texts = []
+        kept = []
         for number, document in enumerate(self.documents(Tokens(tokenizer, self.store.begin_of_text))):
             ids = document.ids[begin:-1]
             text = tokenizer.decode(ids, skip_special_tokens=False)
@@ -222,7 +224,8 @@ def trained_on(store: TokenStore, tokens: Tokens, documents: Sequence[Document])
             what = f"{counted(len(same), 'training document')} of source '{source}' have the same lengths as these"
             raise DataError(what, where=str(store.path), fix="compare on fewer documents: --documents")
         for number in same:
-            first, end = int(starts[number]), int(starts[number + 1])
+            first = int(starts[number])
+            end = int(starts[number + 1])
             seen.add(wanted.get(store.read("train", source, first, end - first).astype(store.dtype).tobytes()))
     contents = {known[number] for number in seen if number is not None}
     return np.array([content in contents for content in known], dtype=np.bool_)

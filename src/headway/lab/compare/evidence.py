@@ -28,7 +28,8 @@ class Unit:
     """Multiplies nats."""
 
 
-NATS, BITS = Unit("nats per token", 1.0), Unit("bits per byte", 1 / math.log(2))
+NATS = Unit("nats per token", 1.0)
+BITS = Unit("bits per byte", 1 / math.log(2))
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ def differences_of(
             fix="--data FILE or STORE with more documents; raise data.validation and prepare again; or --documents",
         )
     baseline, *others = losses
-    overall, by_source = [], []
+    overall = []
+    by_source = []
     for model in others:
         overall.append(_difference(model, None, losses[baseline][:, counts], losses[model][:, counts], sizes[counts]))
         for index, source in enumerate(sources):

@@ -21,7 +21,8 @@ Floats = NDArray[np.float64]
 FEWEST_TO_RESAMPLE = 8
 #: Resamples, and draws beyond which fewer resamples are made.
 RESAMPLES = 9_999
-_LEAST_RESAMPLES, _DRAWS = 999, 50_000_000
+_LEAST_RESAMPLES = 999
+_DRAWS = 50_000_000
 #: Draws that are in memory at a time.
 _DRAWS_AT_ONCE = 2_000_000
 #: One tail of a 95 % interval.
@@ -125,7 +126,8 @@ def seeds_interval(first: Floats, second: Floats, sizes: Floats) -> Estimate:
         known = mean if len(mean) > 1 else several[0]
         parts.append((float(np.var(known, ddof=1)) / len(mean), len(known) - 1))
     variance = sum(part for part, _ in parts)
-    count, runs = len(sizes), " and ".join(str(len(mean)) for mean in means)
+    count = len(sizes)
+    runs = " and ".join(str(len(mean)) for mean in means)
     words = f"Student's t over {runs} seeds and {count:,} documents"
     if variance <= (1e-12 * effect) ** 2:
         return Estimate(effect, effect, effect, 0.0, float(effect == 0), count, words)
@@ -145,7 +147,8 @@ def students_t(effect: float, error: float, degrees: float, count: int, words: s
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values that are corrected for being several (Holm 1979), in the given order."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
     for rank, index in enumerate(order):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         corrected[index] = largest
@@ -168,7 +171,8 @@ def jackknife(differences: Floats, sizes: Floats) -> tuple[float, float]:
 
 def _studentized(differences: Floats, sizes: Floats, resamples: int, seed: int) -> Floats:
     """Return (ratio of a resample - ratio) / standard error of the resample, by resample."""
-    count, found = len(differences), []
+    count = len(differences)
+    found = []
     products = (differences, sizes, differences**2, differences * sizes, sizes**2)
     values = np.stack(products, axis=1)
     effect = values[:, 0].sum() / values[:, 1].sum()
@@ -216,7 +220,8 @@ def student_quantile(tail: float, degrees: float) -> float:
     """Return the value above which Student's t is with a probability of at most a half."""
     if degrees > _MANY_DEGREES:
         return _NORMAL.inv_cdf(1 - tail)
-    value, step = 0.0, math.inf
+    value = 0.0
+    step = math.inf
     # The tail is convex, so Newton's steps from the left never pass the solution.
     while step > 1e-10 * (1 + value):
         step = (student_tail(value, degrees) - tail) / _student_density(value, degrees)

@@ -26,7 +26,8 @@ def verdicts(compared: Compared) -> list[str]:
 
 
 def _verdict(one: Difference, baseline: str, evidence: Evidence, margin: Margin | None) -> str:
-    estimate, unit = one.absolute, evidence.unit.name
+    estimate = one.absolute
+    unit = evidence.unit.name
     interval = f"95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}"
     size = f"{abs(estimate.effect):.4f} {unit} ({_percent(abs(one.relative.effect))})"
     if estimate.effect == 0 == estimate.standard_error:
@@ -155,7 +156,8 @@ def write_page(compared: Compared, output: Path) -> Path:
 
 
 def _evidence_sections(compared: Compared) -> Iterator[str]:
-    evidence, baseline = compared.evidence, compared.groups[0].name
+    evidence = compared.evidence
+    baseline = compared.groups[0].name
     if evidence is None:
         if compared.why_not is not None:
             yield html.section("Evidence", html.preformatted(compared.why_not.render()))
@@ -189,7 +191,8 @@ def markdown(compared: Compared) -> str:
             lines += ["", *_markdown_table(ITEM_HEADERS, item_rows(evidence.items))]
         notes = _how(evidence, compared.groups[0].name)
         lines += ["", "<details><summary>How this was measured</summary>", "", *map(_plain, notes), "", "</details>"]
-    names, rows = compared.runs.names, difference_rows(compared.runs)
+    names = compared.runs.names
+    rows = difference_rows(compared.runs)
     if rows and len(names) > 1:
         more = [] if len(rows) <= _MOST_KEYS else [["…", *[f"{len(rows) - _MOST_KEYS} more"] * len(names)]]
         lines += ["", *_markdown_table(["Config key", *names], [*rows[:_MOST_KEYS], *more])]

@@ -19,7 +19,8 @@ from headway.training.setup.precision import autocast
 #: Documents whose windows are sorted by length together: memory is bounded, and little of a batch is padding.
 _DOCUMENTS_AT_ONCE = 512
 #: Positions of a batch, and elements of the logits that exist at a time.
-_POSITIONS, _LOGITS = 8192, 2**25
+_POSITIONS = 8192
+_LOGITS = 2**25
 
 
 @dataclass(frozen=True)
