@@ -9,9 +9,19 @@ from typing import Annotated
 import typer
 
 from headway.command_line import JsonOption, RunArgument, print_json, print_table, writing
-from headway.core.console import print_line, print_lines
+from headway.core.console import notice, print_line, print_lines
+from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds
+from headway.cost.spending import format_usd
 from headway.lab.cli.compare import HELP as COMPARE_HELP
 from headway.lab.cli.compare import compare
+from headway.run.directory.account import account_of
+from headway.run.directory.cancel import request_cancel
+from headway.telemetry.catalogue import CATALOGUE, reference
+from headway.telemetry.goodput import goodput_of
+from headway.telemetry.record import open_run
+from headway.telemetry.runs import list_runs, recorded_metrics, result_rows
+from headway.telemetry.summary import ago_text, loss_text, summarize, time_text, usd_text
+from headway.telemetry.tags import change_tags, read_tags
 
 runs = typer.Typer(no_args_is_help=True, help="List, show and compare runs.")
 
