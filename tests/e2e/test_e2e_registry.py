@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway.registry.sources import best_step
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.record import open_run
-from support import headway
+from support import headway, write_config
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of ten steps with checkpoints of the steps 6, 8 and 10; tests only read it."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = {"store": str(corpus / "store"), "sources": [str(corpus / "corpus.jsonl")]}
+    config = write_config(folder, data=data, evaluation={"rows": 8, "every": "2 steps"})
+    assert headway("train", config).returncode == 0
+    return folder / "runs" / "tiny"
 
 
 @pytest.fixture
-def run(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A finished run of ten steps with checkpoints of the steps 6, 8 and 10."""
-    config = tiny(evaluation={"rows": 8, "every": "2 steps"})
-    assert headway("train", str(config)).returncode == 0
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run, and an empty registry in the environment."""
     monkeypatch.setenv("HEADWAY_REGISTRY", str(tmp_path / "registry"))
-    return tmp_path / "runs" / "tiny"
+    return trained
 
 
 def answer(*words: str) -> Any:
@@ -55,12 +63,12 @@ def test_a_run_becomes_a_version_with_its_evidence(run: Path, tmp_path: Path) ->
 
 
 def test_the_best_checkpoint_is_the_one_of_least_loss(run: Path) -> None:
-    steps, losses = open_run(run).metrics.finite("evaluation/loss")
-    kept = {checkpoint.step for checkpoint in open_run(run).checkpoints}
-    best = min((loss, step) for step, loss in zip(steps.tolist(), losses.tolist(), strict=True) if step in kept)[1]
-    assert answer("registry", "add", str(run), "--name", "tiny", "--best")["source"]["step"] == best
+    record = open_run(run)
+    losses = dict(zip(*(series.tolist() for series in record.metrics.finite("evaluation/loss")), strict=True))
+    assert best_step(record) == min((losses[one.step], one.step) for one in record.checkpoints)[1]
 
 
+@pytest.mark.slow
 def test_prod_is_set_through_the_gate_only(run: Path, tmp_path: Path) -> None:
     """A worse version, and one whose ledger is not proven, are refused; a reason that is given is kept."""
     answer("registry", "add", str(run), "--name", "tiny")
@@ -70,10 +78,11 @@ def test_prod_is_set_through_the_gate_only(run: Path, tmp_path: Path) -> None:
     assert worse.returncode == 2 and "comparison" in worse.stderr
     within = answer("registry", "alias", "tiny@2", "prod", "--margin", "60%")
     assert within["checks"]["comparison"]["passed"] is True
-    shutil.copytree(run, tmp_path / "runs" / "other")
-    ledger = tmp_path / "runs/other/ledger.jsonl"
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    ledger = other / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text(encoding="utf-8").splitlines(keepends=True)[1:]), encoding="utf-8")
-    answer("registry", "add", str(tmp_path / "runs/other"), "--name", "tiny")
+    answer("registry", "add", str(other), "--name", "tiny")
     refused = headway("registry", "alias", "tiny@3", "prod", "--margin", "60%")
     assert refused.returncode == 2 and "ledger: the ledger of its run is not proven" in refused.stderr
     assert headway("registry", "alias", "tiny@3", "prod", "--force", "a drill").returncode == 0
