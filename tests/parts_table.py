@@ -24,6 +24,7 @@ SCHEMAS, OPERATOR = "models of Kubeflow and Argo", "models of Prometheus's opera
 PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Compose"
 NAMESPACES, CHROMIUM = "network namespaces", "Chromium"
 SMOLLM2 = "SmolLM2-135M"
+BUILDAH = "buildah"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
@@ -112,6 +113,7 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     NAMESPACES: lambda: _said("ip", "-V"),
     CHROMIUM: lambda: _said("chromium", "--version"),
     SMOLLM2: _smollm2,
+    BUILDAH: lambda: _said("buildah", "--version"),
 }
 
 
