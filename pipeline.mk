@@ -100,7 +100,7 @@ scan:
 
 image-sbom:
 	@command -v syft >/dev/null || { echo "error: there is no syft: https://github.com/anchore/syft"; exit 1; }
-	syft scan oci-dir:$(LAYOUT) --output cyclonedx-json=build/images/$(TARGET).cdx.json
+	SYFT_CHECK_FOR_APP_UPDATE=false syft scan oci-dir:$(LAYOUT) --output cyclonedx-json=build/images/$(TARGET).cdx.json
 
 push:
 	docker push $(IMAGE)

@@ -50,12 +50,14 @@ def vendored(requirement: str, wheels: list[Path]) -> str:
 
 
 def locked(lock: dict[str, Any]) -> list[str]:
-    """Return `name==version` of each package that a lock file has from an index, in one version."""
-    versions: dict[str, set[str]] = {}
+    """Return a constraint for each package that a lock file has from an index; several versions have their markers."""
+    found = []
     for package in lock.get("package", []):
-        if "registry" in package.get("source", {}):
-            versions.setdefault(plain(package["name"]), set()).add(package["version"])
-    return [f"{name}=={found.pop()}" for name, found in sorted(versions.items()) if len(found) == 1]
+        if "registry" not in package.get("source", {}) or plain(package["name"]) == "torch":
+            continue
+        markers = " or ".join(f"({marker})" for marker in package.get("resolution-markers", []))
+        found.append(f"{plain(package['name'])}=={package['version']}" + (f" ; {markers}" if markers else ""))
+    return sorted(found)
 
 
 def main() -> None:
@@ -69,8 +71,7 @@ def main() -> None:
     Path("requirements.txt").write_text("".join(f"{one}\n" for one in wanted), encoding="utf-8")
     lock = Path("uv.lock")
     pins = locked(tomllib.loads(lock.read_text(encoding="utf-8"))) if lock.exists() else []
-    kept = [pin for pin in pins if not pin.startswith("torch==")]
-    Path("constraints.txt").write_text("".join(f"{pin}\n" for pin in kept), encoding="utf-8")
+    Path("constraints.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from headway.core.version import __version__
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 _MOST_BYTES = 16 * 2**20
 _OSI = "License :: OSI Approved :: "
-#: SPDX expressions have these words; old packages put whole texts into their field.
-_EXPRESSION = re.compile(r"[A-Za-z0-9.+-]+(?:\s+(?:AND|OR|WITH)\s+[A-Za-z0-9.+-]+)*")
+#: Signs of SPDX expressions; old packages put whole texts into their field.
+_EXPRESSION = re.compile(r"[A-Za-z0-9.+() -]+")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def licence_of(about: Message) -> str | None:
         str(line).removeprefix(_OSI) for line in about.get_all("Classifier", []) if str(line).startswith(_OSI)
     ]
     if classifiers:
-        return " AND ".join(classifiers)
+        return "; ".join(classifiers)
     text = str(about.get("License") or "").strip()
     return text.splitlines()[0][:80] if text else None
 
@@ -164,7 +164,7 @@ def _component(package: Package) -> dict[str, Any]:
         "purl": package.purl,
     }
     if package.licence is not None:
-        is_expression = _EXPRESSION.fullmatch(package.licence) is not None and " " in package.licence
+        is_expression = _EXPRESSION.fullmatch(package.licence) and re.search(" (AND|OR|WITH) ", package.licence)
         entry = {"expression": package.licence} if is_expression else {"license": {"name": package.licence}}
         found["licenses"] = [entry]
     return found

@@ -199,11 +199,13 @@ source = { registry = "https://packages.example/simple" }
 name = "two"
 version = "1.0"
 source = { registry = "https://packages.example/simple" }
+resolution-markers = ["python_full_version < '3.12'"]
 
 [[package]]
 name = "two"
 version = "2.0"
 source = { registry = "https://packages.example/simple" }
+resolution-markers = ["python_full_version >= '3.15'", "python_full_version >= '3.12' and python_full_version < '3.15'"]
 
 [[package]]
 name = "headway"
@@ -233,7 +235,12 @@ def test_an_image_installs_what_the_project_names(project: Path, tmp_path: Path)
     assert (tmp_path / "requirements.txt").read_text(encoding="utf-8").splitlines() == [
         f"headway @ {wheel}", "numpy>=1", f"headway[s3] @ {wheel}", "a>=1", "b",
     ]  # fmt: skip
-    assert (tmp_path / "constraints.txt").read_text(encoding="utf-8") == "numpy==2.1.0\n"
+    assert (tmp_path / "constraints.txt").read_text(encoding="utf-8").splitlines() == [
+        "numpy==2.1.0",
+        "two==1.0 ; (python_full_version < '3.12')",
+        "two==2.0 ; (python_full_version >= '3.15')"
+        " or (python_full_version >= '3.12' and python_full_version < '3.15')",
+    ]
 
 
 @pytest.mark.parametrize(("alerts", "code"), [([], 0), (["HeadwayCheckpointTooOld"], 0), (["HeadwayNoStep"], 1)])
@@ -250,7 +257,7 @@ class Health(BaseHTTPRequestHandler):
     """A server that is well."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/health" else 404)
+        self.send_response(200 if self.path == "/healthz" else 404)
         self.end_headers()
 
     def log_message(self, *words: object) -> None:
