@@ -1,7 +1,7 @@
 """A real study: ASHA beside a whole grid, on the text and the model of `headway quickstart`.
 
-Both search the same points in the same order; ASHA ends those that are worse than others at a few steps. It has to reach
-the grid's best loss within 1 %, for at most a third of its steps.
+Both search the same points in the same order; ASHA ends those that are worse than others at a few steps. It has to
+reach the best loss of the grid within 1 %, for at most a third of its steps.
 
     python benchmarks/tune/real_study.py
     python benchmarks/tune/real_study.py --steps 270 --folder study --output study.json

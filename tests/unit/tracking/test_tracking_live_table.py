@@ -134,3 +134,19 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
 def test_watching_takes_at_most_a_fiftieth_of_a_processor() -> None:
     assert pause_seconds(3.0, 0.01) == 3.0
     assert pause_seconds(3.0, 0.15) == pytest.approx(7.5)
+
+
+def test_runs_of_a_study_are_a_group(tmp_path: Path) -> None:
+    """They have the study's name before their own, in the folder of studies; in the study itself, their own alone."""
+    WrittenRun(tmp_path / "alone")
+    study = tmp_path / "lab"
+    for name in ("0000", "0001"):
+        WrittenRun(study / "runs" / name)
+    (tmp_path / "no-study" / "runs").mkdir(parents=True)
+    assert {one.name for one in RunsFolder(tmp_path, ended_seconds=float("inf")).refresh()} == {"alone"}
+    (study / "study.yaml").write_text("settings: {}\n")
+    runs = RunsFolder(tmp_path, ended_seconds=float("inf"))
+    assert {one.name for one in runs.refresh()} == {"alone", "lab/0000", "lab/0001"}
+    assert {one.path for one in runs.refresh()} == {tmp_path / "alone", *(study / "runs").iterdir()}
+    inside = RunsFolder(study, ended_seconds=float("inf"))
+    assert {one.name for one in inside.refresh()} == {"0000", "0001"}

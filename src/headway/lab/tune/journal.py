@@ -37,6 +37,8 @@ Judge = Callable[["Study", "FrozenTrial"], Verdict]
 INFEASIBLE = "infeasible"
 REASON = "reason"
 STOPPED = "stopped"
+#: A note of a trial that was asked to save and stop, to go on later: its job may be recorded as cancelled.
+PAUSED = "paused"
 #: Samplers by name, each with the packages that it needs besides.
 _SAMPLERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "random": ("RandomSampler", ()),

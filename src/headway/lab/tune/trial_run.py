@@ -36,7 +36,7 @@ LOCAL = "local"
 _STRAGGLER_SECONDS = 60.0
 _LOG_BYTES = 4000
 
-Kind = Literal["complete", "diverged", "budget", "infeasible", "failed", "interrupted"]
+Kind = Literal["complete", "diverged", "budget", "infeasible", "failed", "cancelled", "interrupted"]
 #: Exit codes that another start would meet again.
 _KINDS: Mapping[int, Kind] = {
     0: "complete",
@@ -230,7 +230,7 @@ class TrialRun:
         if outcome == FINISHED and code in (None, 0):
             return Ending("complete")
         if outcome == CANCELLED:
-            return Ending("failed", "it was cancelled by hand")
+            return Ending("cancelled", "it was cancelled by hand")
         if outcome in (PREEMPTED, BUDGET_REACHED) and code is None:
             return Ending("interrupted" if outcome == PREEMPTED else "budget")
         if newest is not None and (code is None or (self._launcher != LOCAL and code)):

@@ -12,7 +12,7 @@ from headway.core.console import notice, warning
 from headway.core.errors import BudgetReached, ConfigError, HeadwayError, Preempted
 from headway.core.process.command import module_command
 from headway.cost.spending import format_usd
-from headway.lab.tune.journal import INFEASIBLE, REASON, Journal, State, TrialRecord
+from headway.lab.tune.journal import INFEASIBLE, PAUSED, REASON, Journal, State, TrialRecord
 from headway.lab.tune.scheduler import Scheduler, verdict_of
 from headway.lab.tune.study import BASE_FILE, STOP_FILE, Study, record_line
 from headway.lab.tune.trial_run import Ending, HeldCommand, TrialRun, error_in, remove_checkpoints
@@ -31,7 +31,7 @@ _MOST_FAILURES = 5
 #: Trials that are infeasible, after which the study ends if there was no other one.
 _MOST_INFEASIBLE = 10
 #: Endings that the record of a run shows, whoever started it.
-_ENDED = ("complete", "diverged", "budget", "failed")
+_ENDED = ("complete", "diverged", "budget", "failed", "cancelled")
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Tuner:
                 continue
             trial = self._trial(record.number)
             # What has ended while nothing watched is settled by its record, without being started again.
-            if trial.command.runs or (is_run(run) and trial.ending(self._study.log_of(record.number)).kind in _ENDED):
+            if trial.command.runs or (is_run(run) and self._ending(trial, record).kind in _ENDED):
                 self.progress.running[record.number] = trial
             else:
                 self._waiting.append(record)
@@ -196,8 +196,9 @@ class Tuner:
 
     def _start(self, record: TrialRecord, words: Sequence[str]) -> None:
         trial = self._trial(record.number)
-        is_new = not is_run(trial.path)
-        if is_new:
+        if record.notes.get(PAUSED):
+            self._journal.note(record.number, PAUSED, False)
+        if not is_run(trial.path):
             notice(f"trial {record.number}: {record_line(record)}")
         else:
             notice(f"trial {record.number} continues")
@@ -235,11 +236,18 @@ class Tuner:
             self._judge(trial)
         verdict = verdict_of(self._journal.record(trial.number))
         if not runs:
-            self._settle(trial, trial.ending(self._study.log_of(trial.number)))
+            self._settle(trial, self._ending(trial, self._journal.record(trial.number)))
         elif verdict is not None:
             trial.give_up(f"{verdict[0]} at step {verdict[1]:,}")
         elif self._stop is not None:
+            if not self._journal.record(trial.number).notes.get(PAUSED):
+                self._journal.note(trial.number, PAUSED, True)
             trial.pause("the study is stopped")
+
+    def _ending(self, trial: TrialRun, record: TrialRecord) -> Ending:
+        """Return how a trial's command has ended; a job that this study has cancelled was only interrupted."""
+        found = trial.ending(self._study.log_of(trial.number))
+        return Ending("interrupted") if found.kind == "cancelled" and record.notes.get(PAUSED) else found
 
     def _judge(self, trial: TrialRun) -> None:
         """Judge a trial at each threshold that it has passed, by its first value from there on: later ones, which
@@ -301,7 +309,7 @@ class Tuner:
         state, objectives = self._value(record.number, ending)
         if ending.why:
             self._journal.note(record.number, REASON, ending.why[:500])
-        if ending.kind not in ("complete", "failed"):
+        if ending.kind not in ("complete", "failed", "cancelled"):
             self._journal.note(record.number, INFEASIBLE if ending.kind == "infeasible" else "ended", ending.kind)
         ended = self._journal.end(record.number, state, objectives)
         self._report(ended, ending)
@@ -311,7 +319,7 @@ class Tuner:
         settings = self._study.settings
         if ending.kind == "infeasible":
             return "infeasible", None
-        if ending.kind == "failed":
+        if ending.kind in ("failed", "cancelled"):
             return "failed", None
         if ending.kind == "diverged":
             return "complete", [one.worst for one in settings.objective]
