@@ -38,7 +38,7 @@ PRINTS = {
 NO_CONFIG = {
     "models", "merge", "bench", "benchmark", "eval", "generate", "chat", "export", "checkpoints", "runs", "ledger",
     "report", "top", "ui", "track", "dashboards", "alerts", "prices", "cost", "spot", "launch", "compress", "push",
-    "help", "registry", "init", "audit", "tune", "image", "sbom", "serve",
+    "help", "registry", "init", "audit", "tune", "image", "sbom", "serve", "compare",
 }  # fmt: skip
 #: Trainings of these verbs are children, which keep the words (the test below); these print no command of their own.
 TRAINS = {"verify", "chaos"}

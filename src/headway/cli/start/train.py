@@ -52,7 +52,7 @@ headway train elastic --workers 1:2
 headway train my.yaml --machines 2 --node 0 --lead node-0:29450
 srun --nodes 2 --ntasks-per-node 1 headway train my.yaml
 torchrun --nproc-per-node 2 -m headway train my.yaml
-headway train my.yaml name=lower optimizer.learning_rate=1e-4 --from runs/my --step 1000 --accept-changes
+headway train my.yaml name=lower --from runs/my --step 1000 --accept-changes
 
 A worker that dies or hangs is replaced, and the run continues from the newest checkpoint (config section supervise).
 After an interruption, the same command continues from the newest checkpoint that verifies.

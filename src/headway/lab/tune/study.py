@@ -174,7 +174,7 @@ def open_study(folder: Path) -> Study:
         return Study(folder, validated(settings), config.plain(), started_in)
     except FileNotFoundError:
         raise CheckpointError(
-            "there is no study", where=str(folder.absolute()), fix="headway tune CONFIG SPACE begins one"
+            "there is no study", where=str(folder.absolute()), fix="begin one: headway tune my.yaml space.yaml"
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(
