@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from headway.cli.main import _run as run_command_line
+from headway.core.errors import HeadwayError
+from headway.core.files.hashes import fingerprint
 from headway.models.versions import Registry, local_folder, open_registry, resolve
 from headway.registry.aliases import next_change, put_change
+from headway.registry.pull import pull_to
 from headway.registry.verify import verify_model
 from object_storage import S3Server
-from support import headway
+from support import headway, headway_in_copy
 from support_registry import add, write_model
 
 
@@ -143,3 +149,74 @@ def test_processes_at_once_get_different_numbers(tmp_path: Path) -> None:
         assert list(pool.map(run, models)) == [0] * 4
     registry = open_registry(place)
     assert registry.numbers("model") == [1, 2, 3, 4] and list(verify_model(registry, "model")) == []
+
+
+def _stray_file(folder: Path) -> None:
+    (folder / "README.md").write_text("about this registry", encoding="utf-8")
+    (folder / "notes").mkdir()
+
+
+def _pipe(folder: Path) -> None:
+    record = folder / "model/versions/00000001.json"
+    record.unlink()
+    os.mkfifo(record)
+
+
+def _giant(folder: Path) -> None:
+    os.truncate(folder / "model/versions/00000001.json", 10 * 2**30)
+
+
+def _deep(folder: Path) -> None:
+    (folder / "model/versions/00000001.json").write_bytes(b"[" * 10_000_000)
+
+
+def _pickle(folder: Path) -> None:
+    (folder / "model/versions/00000001.json").write_bytes(pickle.dumps(os.system))
+
+
+def _folder(folder: Path) -> None:
+    record = folder / "model/versions/00000001.json"
+    record.unlink()
+    record.mkdir()
+
+
+def _escape(folder: Path) -> None:
+    record = folder / "model/versions/00000001.json"
+    plain = json.loads(record.read_bytes())
+    plain["files"]["../../../../outside.txt"] = plain["files"].pop("config.json")
+    del plain["sha256"]
+    record.write_text(json.dumps({**plain, "sha256": fingerprint(plain)}), encoding="utf-8")
+
+
+def _loop(folder: Path) -> None:
+    weights = next((folder / "model/files").glob("*/model.safetensors"))
+    weights.unlink()
+    weights.symlink_to(weights.name)
+
+
+def _pipe_for_weights(folder: Path) -> None:
+    weights = next((folder / "model/files").glob("*/model.safetensors"))
+    weights.unlink()
+    os.mkfifo(weights)
+
+
+@pytest.mark.parametrize(
+    "harm", [_stray_file, _pipe, _giant, _deep, _pickle, _folder, _escape, _loop, _pipe_for_weights]
+)
+def test_a_hostile_registry_is_found_and_costs_nothing(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    """No reader waits, fills memory, follows a path out of it, or unpickles; `verify` names what was done."""
+    registry = open_registry(tmp_path / "registry")
+    add(registry, write_model(tmp_path / "a", 1))
+    put_change(registry, next_change(None, "model", "prod", registry.required("model", 1)))
+    harm(tmp_path / "registry")
+    code, said = headway_in_copy("registry", "verify", "--registry", str(tmp_path / "registry"), gib=1.0)
+    assert "Traceback" not in said
+    if harm is _stray_file:
+        assert code == 0, said
+        return
+    assert code == 4 and "damage: model@1" in said, said
+    with pytest.raises(HeadwayError):
+        local_folder(resolve("model@prod", registry))
+    with pytest.raises(HeadwayError):
+        pull_to(resolve("model@1", registry), tmp_path / "pulled" / "model")
+    assert not (tmp_path / "pulled" / "model").exists() and not (tmp_path / "outside.txt").exists()

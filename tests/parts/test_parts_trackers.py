@@ -637,3 +637,24 @@ def test_a_collector_has_each_step_though_followers_are_killed(tmp_path: Path) -
         collector.close()
     expected = {(int(1e9 * one["time"]), one["train/loss"]) for one in steps(1, total)}
     assert set(collector.values("headway.train.loss")) == expected
+
+
+@pytest.mark.parts(MLFLOW)
+def test_a_version_of_a_registry_is_sent_once(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second push finds what the first has made, and moves the alias only."""
+    pytest.importorskip("transformers")
+    from mlflow import MlflowClient
+
+    write_corpus(tmp_path)
+    write_config(tmp_path)
+    assert headway("train", "config.yaml", cwd=tmp_path).returncode == 0
+    assert headway("registry", "add", "runs/tiny", "--name", "tiny", cwd=tmp_path).returncode == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    for alias in ("candidate", "champion"):
+        done = headway("registry", "push", "tiny@1", "mlflow:from-registry", "--alias", alias, cwd=tmp_path)
+        assert done.returncode == 0 and "sent to models:/from-registry/1" in done.stderr, done.stderr
+    client = MlflowClient(server.uri)
+    (found,) = client.search_model_versions("name = 'from-registry'")
+    assert found.tags["headway.version"] == "tiny@1"
+    assert client.get_model_version_by_alias("from-registry", "champion").version == found.version
+    assert headway("registry", "verify", cwd=tmp_path).returncode == 0, "nothing was written into the registry"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.core.files.foreign import read_bytes
 from headway.core.storage import Problem, Storage, credentials_fix, highest, scheme_of
 from headway.models.versions.records import (
     MANIFEST_BYTES,
@@ -95,8 +96,9 @@ class Registry:
     # Reading
 
     def models(self) -> list[str]:
-        """Return the names of all models; what is not named like one is no model."""
-        return [name for name in self.objects.names() if is_model_name(name)]
+        """Return the names of all models; a file at the root, or what is not named like one, is no model."""
+        names = [name for name in self.objects.names() if is_model_name(name)]
+        return [name for name in names if not self.objects.local or self.folder(name).is_dir()]
 
     def check_model(self, name: str) -> None:
         """Check that a name may be that of a model.
@@ -181,13 +183,22 @@ class Registry:
         return ConfigError(f"{name} has no {what}", where=self.url, fix=self._known(name, ", ".join(known)))
 
     def _read(self, path: str, parse: Callable[[bytes], T]) -> T | None:
-        content = self.objects.read(path, MANIFEST_BYTES)
-        if content is None:
-            return None
         try:
-            return parse(content)
+            content = self._content(path)
+            return None if content is None else parse(content)
         except BrokenRecord as error:
             raise self._broken(path, str(error)) from None
+
+    def _content(self, path: str) -> bytes | None:
+        if not self.objects.local:
+            return self.objects.read(path, MANIFEST_BYTES)
+        # Whoever may write into the folder could put a FIFO there, which a reader would wait for.
+        try:
+            return read_bytes(self.folder(path), MANIFEST_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BrokenRecord(f"cannot be read: {error.strerror or error}") from None
 
     def _broken(self, path: str, why: str) -> CheckpointError:
         fix = "restore it from a copy; headway registry verify shows what else was changed"

@@ -139,12 +139,9 @@ def local_folder(
     Raises:
         CheckpointError: A file is missing or was changed, or the store cannot be reached.
     """
-    registry = found.registry
     version = found.version
-    if registry.objects.local:
-        folder = registry.folder(version.name, FILES, version.fingerprint)
-        _check(version, folder, f"headway registry verify {version} --registry {registry.url}")
-        return folder
+    if found.registry.objects.local:
+        return _verified_in_place(found)
     cache = cache or user_cache() / "models"
     folder = cache / version.fingerprint
     if folder.is_dir() and not list(problems_of(version, folder)):
@@ -174,12 +171,24 @@ def fetch(found: ResolvedVersion, folder: Path, advance: Callable[[int], None] =
         CheckpointError: One is missing or was changed.
         OSError: The folder cannot be written.
     """
+    if found.registry.objects.local:
+        _verified_in_place(found)
     place = found.registry.files_of(found.version)
     for name, file in sorted(found.version.files.items()):
         there = place.stat(name)
         if there is not None and there.bytes == file.bytes:
             place.download(name, folder / name, file.bytes, advance)
-    _check(found.version, folder, f"headway registry verify {found.version} --registry {found.registry.url}")
+    _check(found.version, folder, _verify_words(found))
+
+
+def _verified_in_place(found: ResolvedVersion) -> Path:
+    folder = found.registry.folder(found.version.name, FILES, found.version.fingerprint)
+    _check(found.version, folder, _verify_words(found))
+    return folder
+
+
+def _verify_words(found: ResolvedVersion) -> str:
+    return f"headway registry verify {found.version} --registry {found.registry.url}"
 
 
 def problems_of(version: ModelVersion, folder: Path) -> Iterator[str]:

@@ -194,7 +194,8 @@ def verify(
             raise target.unknown(version, "version", ())
     findings = [finding for name in names for finding in verify_model(target, name, numbers)]
     if key is not None:
-        findings += _signature_findings(target, names, numbers, key)
+        known = {finding.where for finding in findings}
+        findings += [one for one in _signature_findings(target, names, numbers, key) if one.where not in known]
     damage = [finding for finding in findings if finding.kind == "damage"]
     if json:
         print_json({"good": not damage, "findings": [asdict(finding) for finding in findings]})
