@@ -12,7 +12,10 @@ from headway.telemetry.charts import SERIES_COLOURS, Chart, Entry, Line, dashed,
 from headway.telemetry.curves import POINTS, Floats, half_window, smooth, thin, token_scale
 from headway.telemetry.record import Run
 
-Axis = Literal["step", "tokens", "hours"]
+Axis = Literal["step", "tokens", "time"]
+
+#: Units of time, each with the seconds from which on a chart uses it.
+_UNITS = (("h", 3600, 7200.0), ("min", 60, 120.0), ("s", 1, 0.0))
 
 
 def overlay_chart(runs: Mapping[str, Run | Sequence[Run]], by: Axis) -> Chart | None:
@@ -26,10 +29,11 @@ def overlay_chart(runs: Mapping[str, Run | Sequence[Run]], by: Axis) -> Chart | 
     lines: list[Line] = []
     reach = 0.0
     everyone: list[Run] = []
+    unit, seconds = _unit_of_time(runs)
     for index, (name, found) in enumerate(runs.items()):
         members = [found] if isinstance(found, Run) else list(found)
         members = [run for run in members if len(run.metrics.finite("train/loss")[0])]
-        scales = [_scale(run, by) for run in members]
+        scales = [_scale(run, by, seconds) for run in members]
         known = [(run, scale) for run, scale in zip(members, scales, strict=True) if scale is not None]
         if not known:
             continue
@@ -45,17 +49,26 @@ def overlay_chart(runs: Mapping[str, Run | Sequence[Run]], by: Axis) -> Chart | 
     if not legend:
         return None
     label = loss_label(all(run.is_language_model for run in everyone))
-    return Chart(title, legend=tuple(legend), wide=True, plot=plot_of(lines, x=by, y=label, reach=reach))
+    x = f"time ({unit})" if by == "time" else by
+    return Chart(title, legend=tuple(legend), wide=True, plot=plot_of(lines, x=x, y=label, reach=reach))
 
 
-def _scale(run: Run, by: Axis) -> Callable[[Any], Any] | None:
+def _unit_of_time(runs: Mapping[str, Run | Sequence[Run]]) -> tuple[str, int]:
+    """Return the unit in which the longest run is a number of a few digits, and its seconds."""
+    members = [run for found in runs.values() for run in ([found] if isinstance(found, Run) else found)]
+    times = [run.metrics.finite("time")[1] for run in members]
+    longest = max((float(of.max() - of[0]) for of in times if len(of)), default=0.0)
+    return next((name, seconds) for name, seconds, least in _UNITS if longest >= least)
+
+
+def _scale(run: Run, by: Axis, unit_seconds: int) -> Callable[[Any], Any] | None:
     """Return the function from steps to positions on an axis; None if the run does not tell them."""
-    if by == "hours":
+    if by == "time":
         steps, times = run.metrics.finite("time")
         if not len(steps):
             return None
-        hours = (np.maximum.accumulate(times) - times[0]) / 3600  # a clock may be set back
-        return lambda at: np.interp(at, steps, hours)
+        since = (np.maximum.accumulate(times) - times[0]) / unit_seconds  # a clock may be set back
+        return lambda at: np.interp(at, steps, since)
     batches = Batches(((0, 1),)) if by == "step" else run.batches
     return None if batches is None else token_scale(batches)[0]
 

@@ -199,5 +199,6 @@ def test_a_group_of_runs_is_a_mean_with_a_band(tmp_path: Path) -> None:
     x, high, low, mean = chart.plot["data"][:4]
     at = x.index(5)
     assert (high[at], low[at], mean[at]) == (30.0, 5.0, 15.0) and mean[x.index(9)] is None
-    hours = overlay_chart({"one": runs[0]}, "hours")
-    assert hours is not None and hours.plot is not None and hours.plot["data"][0][-1] == pytest.approx(8 / 3600)
+    timed = overlay_chart({"one": runs[0]}, "time")
+    assert timed is not None and timed.plot is not None
+    assert timed.plot["data"][0][-1] == 8.0 and timed.plot["x"] == "time (s)"

@@ -80,12 +80,15 @@ def compare(
     from headway.lab.compare import page
     from headway.lab.compare.compare import Wanted, as_json
     from headway.lab.compare.compare import compare as run
+    from headway.parallel.world import pick_device
 
     check_folder(output)
     benchmarks = None
     if tasks is not None:
         check_installed()
-        benchmarks = wanted_by_hand(tasks.split(","), device="cpu", limit=limit, few_shot=few_shot, download=download)
+        device = "cuda:0" if pick_device("auto").type == "cuda" else "cpu"
+        names = tasks.split(",")
+        benchmarks = wanted_by_hand(names, device=device, limit=limit, few_shot=few_shot, download=download)
     wanted = Wanted(data, documents, sequence_length, None if margin is None else Margin.parse(margin), benchmarks)
     compared = run(models, wanted, evaluates=not curves)
     if output is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.sections.benchmarks import BenchmarksConfig, is_file
-from headway.core.console import notice
+from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
@@ -23,7 +23,7 @@ from headway.lab.compare.documents import Corpus
 from headway.lab.compare.evidence import ItemResults
 from headway.parallel.world import pick_device
 from headway.training.evaluation.benchmarks import run_benchmarks
-from headway.training.evaluation.document_losses import DocumentLosses, document_losses
+from headway.training.evaluation.document_losses import Document, DocumentLosses, document_losses
 from headway.training.evaluation.inference import load_trained
 
 #: Folder of kept results, in a run directory or in the user's cache.
@@ -63,8 +63,9 @@ def losses_of(candidate: Candidate, corpus: Corpus, how: HowToEvaluate) -> Docum
     if found is None:
         notice(f"evaluating {candidate.path} on {counted(len(corpus.source_of), 'document')}")
         trained = load_trained(candidate.path, step=candidate.step, device=device)
-        documents = corpus.documents(candidate.tokens)
-        found = document_losses(trained, documents, sequence_length=how.sequence_length, precision=how.precision)
+        with progress("evaluating", total=len(corpus.source_of), unit="documents") as shown:
+            documents = _counted(corpus.documents(candidate.tokens), shown)
+            found = document_losses(trained, documents, sequence_length=how.sequence_length, precision=how.precision)
         _keep(file, {"loss": found.loss.tolist(), "tokens": found.tokens.tolist()})
     if not np.isfinite(found.loss).all():
         number = int(np.flatnonzero(~np.isfinite(found.loss))[0])
@@ -74,6 +75,12 @@ def losses_of(candidate: Candidate, corpus: Corpus, how: HowToEvaluate) -> Docum
             fix="the model has diverged: headway report shows where",
         )
     return found
+
+
+def _counted(documents: Iterable[Document], shown: Progress) -> Iterator[Document]:
+    for document in documents:
+        yield document
+        shown.advance()
 
 
 def _read_losses(file: Path, documents: int) -> DocumentLosses | None:

@@ -73,7 +73,7 @@ def loss_rows(differences: Sequence[Difference]) -> list[list[str]]:
     ]
 
 
-ITEM_HEADERS = ("Model", "Benchmark", "Items", "Baseline", "Model", "Difference", "95 % interval", "p (Holm)")
+ITEM_HEADERS = ("Model", "Benchmark", "Items", "Baseline", "Value", "Difference", "95 % interval", "p (Holm)")
 
 
 def item_rows(items: Sequence[ItemDifference]) -> list[list[str]]:
@@ -130,7 +130,7 @@ def write_page(compared: Compared, output: Path) -> Path:
     names = compared.runs.names
     curves = compared.curves
     tokens = {name: runs for name, runs in curves.items() if all(run.is_language_model for run in runs)}
-    charts = [overlay_chart(curves, "step"), overlay_chart(tokens, "tokens"), overlay_chart(curves, "hours")]
+    charts = [overlay_chart(curves, "step"), overlay_chart(tokens, "tokens"), overlay_chart(curves, "time")]
     drawn = "".join(f'<div class="charts">{html.figure(chart)}</div>' for chart in charts if chart)
     numeric = range(1, len(names) + 1)
     changed = html.table(["Key", *names], difference_rows(compared.runs))

@@ -18,7 +18,7 @@ from headway.data.store import TokenStore
 from headway.lab.compare import evaluating
 from headway.lab.compare.candidates import find_groups
 from headway.lab.compare.compare import Wanted, as_json, compare
-from headway.lab.compare.evidence import Margin
+from headway.lab.compare.evidence import ItemResults, Margin, item_differences
 from headway.lab.compare.page import markdown, write_page
 from headway.training.evaluation.document_losses import Document, document_losses
 from headway.training.evaluation.inference import load_trained
@@ -213,6 +213,28 @@ def test_sources_are_compared_one_by_one(place: Path) -> None:
     result = found("runs/a", "runs/b", data=folder)
     assert [one["source"] for one in result["evidence"]["by_source"]] == ["first", "second"]
     assert [one["documents"] for one in result["evidence"]["by_source"]] == [9, 9] and result["documents"] == 19
+
+
+def test_items_of_benchmarks_are_compared_in_pairs() -> None:
+    """Those that all runs have, by metric, with Holm's correction over all of them."""
+    random = np.random.default_rng(1)
+    hard = random.random(300)
+    values = {model: (hard < share).astype(float) for model, share in (("a", 0.4), ("b", 0.5), ("c", 0.4))}
+    results = {
+        model: [
+            {
+                "task": ItemResults({"acc": dict(zip(map(str, range(300)), of.tolist(), strict=True))}, {"acc": True}),
+                "other": ItemResults({"acc": {str(item): 1.0}}, {"acc": True}),
+            }
+        ]
+        for item, (model, of) in enumerate(values.items())
+    }
+    better, same = item_differences(results)
+    assert (better.model, better.task, better.metric, better.higher_is_better) == ("b", "task", "acc", True)
+    assert better.estimate.effect == pytest.approx((values["b"] - values["a"]).mean())
+    assert better.estimate.low > 0 and better.estimate.documents == 300
+    assert better.corrected_p_value == pytest.approx(2 * better.estimate.p_value)
+    assert (same.model, same.estimate.effect, same.corrected_p_value) == ("c", 0.0, 1.0)
 
 
 def test_the_page_has_curves_before_evidence(place: Path) -> None:
