@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup quickstart test tests test-all test-parts test-waiting lint unit bench bench-accept fuzz \
+.PHONY: help setup lock quickstart test tests test-all test-parts test-waiting lint unit bench bench-accept fuzz \
 	smoke reproduce clean
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "                 tells what was tested and what was skipped"
 	@echo "make test-waiting  the tests that wait, time and kill, ROUNDS times (3) beside BUSY busy processes (4)"
 	@echo "make lint        ruff, mypy, import-linter"
+	@echo "make lock        write bazel/requirements.txt by uv"
 	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (about 5 minutes)"
 	@echo "make bench-accept  take what is measured now as the ratios to keep"
 	@echo "make fuzz        edit files that others may have written, and read them (FUZZ_SECONDS each, 300)"
@@ -45,6 +46,11 @@ $(VENV)/.ready: $(VENV)/.core
 quickstart: $(VENV)/.core
 	$(BIN)/headway quickstart
 	@echo "headway is in $(BIN); for commands without the folder: source $(BIN)/activate"
+
+# For Bazel: what the package requires, and what its tests do. pip and uv need no lock of this repository.
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--output-file bazel/requirements.txt pyproject.toml bazel/tests.in
 
 lint: setup
 	$(BIN)/ruff check src tests examples benchmarks tools

@@ -25,9 +25,13 @@ PROMETHEUS, ALERTMANAGER, COMPOSE = "Prometheus", "Alertmanager", "Schema of Com
 NAMESPACES, CHROMIUM = "network namespaces", "Chromium"
 SMOLLM2 = "SmolLM2-135M"
 BUILDAH = "buildah"
+BAZEL = "Bazel"
 
 #: Where `tests/parts/install.sh` puts what npm has.
 NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
+
+#: A root of Debian unstable with Bazel, which no index of packages has for this system.
+BAZEL_ROOT = Path(__file__).parents[1] / "build" / "parts" / "bazel"
 
 #: Where the test of the real model puts the packages that have it and read it; no program imports from there.
 SMOLLM2_PACKAGES = Path(__file__).parents[1] / "build" / "parts" / "smollm2"
@@ -92,6 +96,17 @@ def _operator() -> str:
         return "n/a"
 
 
+def _bazel() -> str:
+    status = BAZEL_ROOT / "var" / "lib" / "dpkg" / "status"
+    try:
+        found = re.search(
+            r"^Package: bazel-bootstrap$.*?^Version: ([\d.]+)", status.read_text(), re.MULTILINE | re.DOTALL
+        )
+    except OSError:
+        return "n/a"
+    return found[1] if found else "n/a"
+
+
 VERSIONS: Mapping[str, Callable[[], str]] = {
     SEAWEEDFS: lambda: _said("weed", "version"),
     AZURITE: lambda: _said("azurite-blob", "--version"),
@@ -114,6 +129,7 @@ VERSIONS: Mapping[str, Callable[[], str]] = {
     CHROMIUM: lambda: _said("chromium", "--version"),
     SMOLLM2: _smollm2,
     BUILDAH: lambda: _said("buildah", "--version"),
+    BAZEL: _bazel,
 }
 
 

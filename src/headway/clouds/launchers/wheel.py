@@ -108,7 +108,9 @@ def _files() -> Iterator[tuple[str, bytes]]:
     root = Path(headway.__file__).parent
     for path in sorted(root.rglob("*")):
         hidden = path.name.startswith(".") and "template" not in path.parts  # templates have files such as .bazelrc
-        if path.is_file() and "__pycache__" not in path.parts and not hidden:
+        # Of this repository: a package of Bazel in the wheel would hide the files from a project's own.
+        is_build = path.name == "BUILD.bazel"
+        if path.is_file() and "__pycache__" not in path.parts and not hidden and not is_build:
             yield path.relative_to(root.parent).as_posix(), path.read_bytes()
 
 

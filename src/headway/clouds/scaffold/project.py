@@ -144,9 +144,9 @@ def _finish(folder: Path, parts: Sequence[str]) -> Iterator[str]:
         said = _run(folder, "make", "--silent", "rendered", f"HEADWAY={shlex.quote(sys.executable)} -m headway")
         if said is not None:
             yield f"the files of clusters and monitoring: make rendered ({said})"
-    said = _run(folder, "uv", "lock", "--quiet")
+    said = _run(folder, "make", "--silent", "lock")
     if said is not None:
-        yield f"the lock file: uv lock, where uv and an index of packages are ({said})"
+        yield f"the lock file: make lock, where uv and an index of packages are ({said})"
 
 
 def _run(folder: Path, *words: str) -> str | None:
