@@ -12,14 +12,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 #: Folders whose Python files all belong to targets.
 FOLDERS = ("bazel", "src", "tests")
-#: Packages of extras; the files that import them at their top are imported only where they are.
-OPTIONAL = frozenset({"transformers"})
 #: Distributions whose modules have another name.
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 #: What `pytest_files` adds to the dependencies it is given.
@@ -171,11 +171,11 @@ def _package_of(known: Mapping[str, list[Target]], path: str) -> str:
 
 def _unnamed_imports(root: Path, known: Mapping[str, list[Target]], target: Target) -> Iterator[str]:
     """Yield imports at the top of files that no dependency brings. Those in functions are of optional packages."""
-    deps = set(target.lists.get("deps", []))
+    deps, optional = set(target.lists.get("deps", [])), _optional(root)
     for name in sorted({found for file in target.lists.get("srcs", []) for found in _imports(root, target, file)}):
         own = next((f"//{top}/{name}" for top in ROOTS if f"{top}/{name}" in known), None)
         here = any((root / target.folder / f"{name}{end}").exists() for end in ("", ".py"))
-        if name in sys.stdlib_module_names | OPTIONAL or (own or "") == f"//{target.folder}" or (own is None and here):
+        if name in sys.stdlib_module_names | optional or (own or "") == f"//{target.folder}" or (own is None and here):
             continue
         wanted = {own} if own else {f"@{name}", f"@pypi//{DISTRIBUTIONS.get(name, name)}"}
         reached = deps | {dep for one in deps for dep in _deps_of(known, target.folder, one)}
@@ -201,6 +201,14 @@ def _imports(root: Path, target: Target, file: str) -> Iterator[str]:
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
+
+
+@cache
+def _optional(root: Path) -> frozenset[str]:
+    """Return the packages of the project's extras: files that import them at their top are imported where they are."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    return frozenset(re.split(r"[^\w.-]", one)[0].lower().replace("-", "_") for names in extras for one in names)
 
 
 def _locked(root: Path) -> set[str] | None:
