@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,29 +99,35 @@ def serve_model(source: Source, engine: EngineOptions, options: ServerOptions) -
         CheckpointError: it is damaged.
     """
     key = access_key(options.place)
-    if options.place.tls is not None:
-        check_certificate(*options.place.tls)
     metrics = Metrics()
-    listening = listen(options.place)
     arm = Arm(_ONLY, finder(source, engine, metrics))
-    arm.load()
-    front = Front(
-        source.served_name,
-        {_ONLY: arm},
-        lambda user: (_ONLY, request_name()),
-        key,
-        options.limits,
-        metrics,
-    )
+    front = Front(source.served_name, {_ONLY: arm}, lambda user: (_ONLY, request_name()), key, options.limits, metrics)
+    following = [arm] if is_reference(source.model) else []
+
+    async def tasks() -> None:
+        await follow_all(following, options.follow_seconds, metrics.switched)
+
+    run_front(front, options, tasks)
+
+
+def run_front(front: Front, options: ServerOptions, tasks: Callable[[], Awaitable[None]]) -> None:
+    """Load what answers, and serve until SIGTERM.
+
+    Raises:
+        ConfigError, CheckpointError: a model is not there, or damaged; or the address cannot be used.
+    """
+    listening = listen(options.place)
+    for arm in front.arms.values():
+        arm.load()
     scheme = "http" if options.place.tls is None else "https"
     host = f"[{options.place.host}]" if ":" in options.place.host else options.place.host
-    notice(f"{arm.backend.label} answers at {scheme}://{host}:{listening.getsockname()[1]}/v1; a page to chat is at /")
-    following = [arm] if is_reference(source.model) else []
-    tasks = partial(follow_all, following, options.follow_seconds, metrics.switched)
+    labels = " and ".join(arm.backend.label for arm in front.arms.values())
+    notice(f"{labels} at {scheme}://{host}:{listening.getsockname()[1]}/v1; a page to chat is at /")
     try:
         serve(front, options.place, listening, drain_seconds=options.drain_seconds, tasks=tasks)
     finally:
-        arm.close()
+        for arm in front.arms.values():
+            arm.close()
     notice("every request has been answered")
 
 
@@ -129,7 +135,7 @@ def access_key(place: Place) -> str | None:
     """Return the key that clients must send; None lets everybody on this machine ask.
 
     Raises:
-        ConfigError: other machines could ask without a key, or without TLS.
+        ConfigError: other machines could ask without a key, or without TLS; or the certificate cannot be loaded.
     """
     key = key_text(KEY_VARIABLE)
     if key is not None:
@@ -142,6 +148,8 @@ def access_key(place: Place) -> str | None:
             fix=f"{KEY_VARIABLE}_FILE=key.txt headway serve ... --host {place.host} --tls-cert FILE --tls-key FILE, or"
             " leave --host out",
         )
+    if place.tls is not None:
+        check_certificate(*place.tls)
     return key
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -105,13 +105,23 @@ class Arm:
             self._version.backend.close()
 
 
-async def follow_all(arms: list[Arm], seconds: float, switched: Callable[[str], None]) -> None:
+async def _nothing(arm: Arm) -> None:
+    """Do nothing after a change."""
+
+
+async def follow_all(
+    arms: list[Arm],
+    seconds: float,
+    switched: Callable[[str], None],
+    changed: Callable[[Arm], Awaitable[None]] = _nothing,
+) -> None:
     """Look every so many seconds whether names stand for other versions, for ever; an error is said, and tried again.
 
     Args:
         arms: The names.
         seconds: Time between two looks.
         switched: Is called with `done` or `failed`.
+        changed: Is called with an alias whose other version has begun to answer.
     """
     while True:
         await asyncio.sleep(seconds)
@@ -119,6 +129,7 @@ async def follow_all(arms: list[Arm], seconds: float, switched: Callable[[str], 
             try:
                 if await arm.follow():
                     switched("done")
+                    await changed(arm)
             except (HeadwayError, OSError, RuntimeError, ValueError) as error:
                 switched("failed")
                 warning(f"{arm.name}: the present version continues to answer: {error}")

@@ -19,9 +19,10 @@ import pytest
 
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
-from headway.models.versions import open_registry
+from headway.models.versions import ModelVersion, Registry, open_registry
 from headway.registry.aliases import next_change, put_change
 from headway.serve.cli.serve import serve
+from headway.serve.experiment.split import Split
 from headway.training.evaluation.inference import export_trained, load_trained
 from support import headway
 from support_chat import conversation
@@ -319,14 +320,20 @@ def test_a_drain_under_load_loses_no_request(chat_run: Path, tmp_path: Path) -> 
         assert "every request has been answered" in server.log
 
 
+def registered(folder: Path, *runs: Path) -> tuple[Registry, list[ModelVersion]]:
+    """A registry with a version of the model `words` for each run."""
+    registry = open_registry(folder / "registry")
+    versions = []
+    for number, run in enumerate(runs):
+        export_trained(load_trained(run), folder / f"export-{number}")
+        versions.append(add(registry, folder / f"export-{number}", "words"))
+    return registry, versions
+
+
 def test_an_alias_is_switched_under_load_without_a_failed_request(
     chat_run: Path, other_run: Path, tmp_path: Path
 ) -> None:
-    registry = open_registry(tmp_path / "registry")
-    versions = []
-    for number, run in enumerate((chat_run, other_run)):
-        export_trained(load_trained(run), tmp_path / f"export-{number}")
-        versions.append(add(registry, tmp_path / f"export-{number}", "words"))
+    registry, versions = registered(tmp_path, chat_run, other_run)
     put_change(registry, next_change(None, "words", "prod", versions[0]))
     options = ("--registry", tmp_path / "registry", "--follow-seconds", "0.2", "--batch", "8")
     with serving("words@prod", tmp_path / "log", *options) as server:
@@ -349,6 +356,51 @@ def test_an_alias_is_switched_under_load_without_a_failed_request(
         put_change(registry, next_change(registry.present("words", "prod"), "words", "prod", versions[0]))
         assert wait_until(lambda: "the present version continues" in server.log, LONG)
         assert ask(server.http(), {"model": "words", "prompt": "a"})["model"] == "words"
+
+
+def test_an_experiment_gives_all_requests_to_the_better_version(
+    chat_run: Path, other_run: Path, tmp_path: Path
+) -> None:
+    registry, versions = registered(tmp_path, chat_run, other_run)
+    for alias, version in zip(("prod", "candidate"), versions, strict=True):
+        put_change(registry, next_change(None, "words", alias, version))
+    folder = tmp_path / "one"
+    shares = ("--split", "prod=50,candidate=50", "--experiment", folder, "--effect", "0.5", "--batch", "2")
+    options = ("--registry", tmp_path / "registry", *shares)
+    common = {"model": "words", "prompt": "how do the", "max_tokens": 8, "temperature": 0}
+
+    def reply(client: httpx.Client, user: str) -> tuple[str, str]:
+        response = client.post("/v1/completions", json={**common, "user": user})
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["text"], response.headers["x-request-id"]
+
+    with serving("words", tmp_path / "log", *options) as server, server.http() as client:
+        texts = {user: reply(client, user)[0] for user in map(str, range(20))}
+        assert len(set(texts.values())) == 2
+        assert texts == {user: reply(client, user)[0] for user in texts}, "a user keeps the arm"
+        for user in map(str, range(400)):
+            _, name = reply(client, user)
+            split = Split.parse("prod=50,candidate=50")
+            success = split.arm_of("words", user) == 0
+            posted = client.post("/v1/outcomes", json={"request_id": name, "success": success})
+            assert posted.status_code == 200, posted.text
+            if posted.json()["winner"] is not None:
+                break
+        assert posted.json()["winner"] == "prod"
+        assert client.post("/v1/outcomes", json={"request_id": name, "success": True}).status_code == 409
+        with server.http(None) as none:
+            assert none.post("/v1/outcomes", json={"request_id": name, "success": True}).status_code == 401
+        assert len({reply(client, user)[0] for user in texts}) == 1
+        server.terminate()
+        assert server.process.wait(LONG) == 0
+    with serving("words", tmp_path / "log", *options) as server, server.http() as client:
+        assert len({reply(client, user)[0] for user in texts}) == 1
+        assert client.post("/v1/outcomes", json={"request_id": name, "success": True}).status_code == 409
+        shown = headway("serve", "report", folder, "--json", "--output", tmp_path / "report.html")
+    found = json.loads(shown.stdout)
+    assert (found["decision"]["winner"], found["decision"]["stopped"]) == ("prod", "candidate")
+    assert {one["version"] for one in found["versions"]} == {"words@1", "words@2"}
+    assert "prod answers every request since" in (tmp_path / "report.html").read_text()
 
 
 STAND_IN = '''#!{python}
@@ -429,6 +481,9 @@ def test_vllm_answers_behind_the_same_front(chat_run: Path, tmp_path: Path) -> N
         ({"batch": 3}, KEY, "no power of two"),
         ({}, "short", "fewer than 16 characters"),
         ({"engine": "vllm"}, KEY, "vLLM is not installed"),
+        ({"split": "prod=1,candidate=1"}, KEY, "needs shares and a folder"),
+        ({"split": "prod=1,candidate=1", "experiment": Path("x")}, None, "whoever posts them needs a key"),
+        ({"split": "prod=1,candidate=1", "experiment": Path("x")}, KEY, "a split is between aliases"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_at_start(

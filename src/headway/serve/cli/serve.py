@@ -7,31 +7,55 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.command_line import StepOption, StorageOption, storage_options
+from headway.command_line import DefaultVerb, StepOption, StorageOption, storage_options
 from headway.core.errors import ConfigError, missing_extra
+from headway.serve.cli.experiments import AlphaOption, EffectOption, plan, report
 
-HELP = """Serve a trained model with OpenAI's interface: completions and chat, streamed or whole.
+HELP = """Serve a trained model with OpenAI's interface, and try one version against another.
 
-Replies are those of headway generate and headway chat with the same seed, however many are computed at once. Requests
-need a key (HEADWAY_API_KEY or HEADWAY_API_KEY_FILE) where one is set; beyond this machine a key and TLS are required.
-A model that is named by an alias of a registry is followed: another version is loaded beside it and takes over.
+The verb run may be left out.
 
 [bold]Examples[/bold]
 
 headway serve runs/quickstart
 headway serve my-model@prod --registry s3://bucket/models --port 9000
-HEADWAY_API_KEY_FILE=key.txt headway serve runs/my-chat --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+headway serve my-model --split prod=90,candidate=10 --experiment experiments/one
+headway serve plan --split prod=90,candidate=10 --base-rate 0.3 --difference 0.02
+headway serve report experiments/one
 """
+_RUN_HELP = """Serve a trained model with OpenAI's interface: completions and chat, streamed or whole.
+
+Replies are those of headway generate and headway chat with the same seed, however many are computed at once. Requests
+need a key (HEADWAY_API_KEY or HEADWAY_API_KEY_FILE) where one is set; beyond this machine a key and TLS are required.
+A model that is named by an alias of a registry is followed: another version is loaded beside it and takes over.
+
+With --split, two aliases of a model share the requests by their user. Clients post outcomes, and the worse alias is
+stopped once a test that may always be looked at says so.
+
+[bold]Examples[/bold]
+
+headway serve runs/quickstart
+HEADWAY_API_KEY_FILE=key.txt headway serve runs/my-chat --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+headway serve my-model --split prod=90,candidate=10 --experiment experiments/one
+"""
+
+serving = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="MODEL|COMMAND [ARGS]...")
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command("serve", help=HELP)(serve)
+    serving.command("plan")(plan)
+    serving.command("report")(report)
+    app.add_typer(serving, name="serve")
 
 
+@serving.command("run", help=_RUN_HELP)
 def serve(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Run directory, Hugging Face folder, or NAME@ALIAS of a registry.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Run directory, Hugging Face folder, or NAME@ALIAS of a registry; NAME with --split."
+        ),
     ],
     *,
     host: Annotated[str, typer.Option(help="Address to listen on; the default serves this machine only.")] = (
@@ -70,14 +94,27 @@ def serve(
         float, typer.Option(help="Time after SIGTERM in which requests are still taken.", min=0)
     ] = 5.0,
     follow_seconds: Annotated[float, typer.Option(help="Time between two looks at an alias.", min=0.1)] = 10.0,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Two aliases of MODEL with their shares: prod=90,candidate=10.", show_default=False),
+    ] = None,
+    experiment: Annotated[
+        Path | None, typer.Option(help="Folder of the experiment, with --split.", show_default=False)
+    ] = None,
+    effect: EffectOption = 0.02,
+    alpha: AlphaOption = 0.05,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM).", show_default=False)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).", show_default=False)] = None,
 ) -> None:
     """Run `headway serve`."""
     _check_installed()
+    from headway.serve.experiment.journal import Plan
+    from headway.serve.experiment.sequential import SequentialTest
+    from headway.serve.experiment.split import Split
     from headway.serve.front import Limits
     from headway.serve.run import EngineOptions, ServerOptions, Source, serve_model
     from headway.serve.server import Place
+    from headway.serve.trial import serve_experiment
 
     if batch & (batch - 1):
         raise ConfigError(f"{batch} is no power of two", where="--batch", fix="--batch 32")
@@ -93,7 +130,16 @@ def serve(
         drain_seconds,
         follow_seconds,
     )
-    serve_model(source, options, server)
+    if split is None and experiment is None:
+        serve_model(source, options, server)
+        return
+    if split is None or experiment is None:
+        there = "--split" if experiment is None else "--experiment"
+        raise ConfigError(
+            "an experiment needs shares and a folder", where=there, fix="--split prod=90,candidate=10 --experiment DIR"
+        )
+    trial = Plan(source.served_name, Split.parse(split), SequentialTest(effect, alpha))
+    serve_experiment(trial, experiment, source, options, server=server)
 
 
 def _check_installed() -> None:
