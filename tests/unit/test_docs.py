@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 #: Verbs in whose place a word that names none stands for a subcommand: `headway bench SUITE`.
-GROUPS_WITH_A_DEFAULT = {"bench": "run", "prices": "list", "launch": "run", "tune": "run"}
+GROUPS_WITH_A_DEFAULT = {"bench": "run", "prices": "list", "launch": "run", "tune": "run", "serve": "run"}
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str]]:
@@ -197,7 +197,7 @@ def parse(words: list[str]) -> tuple[str, Any]:
 def refuse_unknown_keys(verb: str, words: list[str]) -> None:
     known = {*known_keys(), *(known_keys(Suite) if verb in ("bench run", "launch bench") else ())}
     for before, word in pairwise(["", *words]):
-        if before == "--option":  # of a store, which knows its own
+        if before in ("--option", "--split"):  # of a store, which knows its own, and shares of aliases
             continue
         key = re.match(r"([a-z_]+(?:\.[a-z_0-9]+)*)=", word)
         assert not key or re.sub(r"\.\d+", "", key[1]) in known, word
