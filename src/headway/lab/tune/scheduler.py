@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from headway.core.errors import ConfigError
-from headway.lab.tune.journal import GRID, STOPPED, Journal, TrialRecord, Verdict, make_pruner, make_sampler
+from headway.lab.tune.journal import GRID, STOPPED, Journal, TrialRecord, Verdict, make_pruner, make_sampler, seed_of
 from headway.lab.tune.study import Study
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ class OptunaScheduler:
         settings = study.settings
         self._grid = None
         if settings.sampler.name == GRID:
-            self._grid = list(study.space.grid(study.base_values))
+            points = list(study.space.grid(study.base_values))
+            # In the order of a hash: where values rise, each trial may be the best one so far, and none is stopped.
+            places = sorted(range(len(points)), key=lambda place: seed_of(settings.seed, place))
+            self._grid = [points[place] for place in places]
             if not self._grid:
                 raise ConfigError(
                     "no point of the grid keeps the constraints", where="constraints", fix="remove one of them"
