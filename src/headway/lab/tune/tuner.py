@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -258,14 +258,10 @@ class Tuner:
             return
         steps, values = trial.history.metrics.series(objectives[0].metric)
         recorded = list(zip(steps.tolist(), values.tolist(), strict=True))
-        total = trial.total_steps
-        for threshold in self._scheduler.thresholds(total):
-            found = next(((step, value) for step, value in recorded if step >= threshold), None)
-            if found is None or found[0] >= total or found[0] in record.reports:
-                continue
-            verdict = self._scheduler.judge(trial.number, *found)
+        for step, value in due(recorded, self._scheduler.thresholds(trial.total_steps), trial.total_steps):
+            verdict = "continue" if step in record.reports else self._scheduler.judge(trial.number, step, value)
             if verdict != "continue":
-                notice(f"trial {trial.number}: {verdict} at step {found[0]:,} ({loss_text(found[1])})")
+                notice(f"trial {trial.number}: {verdict} at step {step:,} ({loss_text(value)})")
                 return
 
     def _settle(self, trial: TrialRun, ending: Ending) -> None:
@@ -367,6 +363,22 @@ class Tuner:
         for record in self._journal.records:
             if record.has_ended and record.number not in kept:
                 remove_checkpoints(self._study.run_of(record.number))
+
+
+def due(recorded: Sequence[tuple[int, float]], thresholds: Sequence[int], total: int) -> Iterator[tuple[int, float]]:
+    """Yield the values by which a trial is judged, by rising step: the first one from each threshold on, each once.
+
+    Args:
+        recorded: Step and value of the objective, by rising step.
+        thresholds: Steps, rising.
+        total: Steps of the whole trial, after which nothing is left to judge.
+    """
+    last = 0
+    for threshold in thresholds:
+        found = next(((step, value) for step, value in recorded if step >= threshold), None)
+        if found is not None and last < found[0] < total:
+            last = found[0]
+            yield found
 
 
 def _spent(run: Path) -> float:

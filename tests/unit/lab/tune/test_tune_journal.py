@@ -15,6 +15,7 @@ from headway.lab.tune.journal import FILE_NAME, Journal, repair, seed_of
 from headway.lab.tune.scheduler import OptunaScheduler, verdict_of
 from headway.lab.tune.settings import StudySettings
 from headway.lab.tune.study import Study
+from headway.lab.tune.tuner import due
 from support import skip_without
 
 skip_without("optuna")
@@ -182,3 +183,32 @@ def test_a_diverged_trial_has_the_worst_value(tmp_path: Path) -> None:
         assert record is not None
         journal.end(record.number, "complete", [value])
     assert [one.number for one in study.open_journal().best()] == [1, 0]
+
+
+def test_of_several_objectives_the_best_trials_are_those_that_no_other_dominates(tmp_path: Path) -> None:
+    objectives = ["evaluation/loss", {"metric": "speed/tokens_per_second", "direction": "maximize"}]
+    study = made_study(tmp_path / "study", sampler="nsgaii", objective=objectives, trials=4, keep=9)
+    journal = study.open_journal()
+    scheduler = OptunaScheduler(study, journal)
+    for values in ([3.0, 10.0], [2.0, 8.0], [2.5, 7.0], [1.0, 1.0]):  # the third one is worse than the second in both
+        record = scheduler.propose()
+        assert record is not None
+        journal.end(record.number, "complete", values)
+    assert {one.number for one in study.open_journal().best()} == {0, 1, 3}
+    assert scheduler.kept() == {0, 1, 3}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "thresholds", "found"),
+    [
+        ([(1, 5.0), (2, 4.0), (3, 3.0), (9, 2.0)], [2, 6], [(2, 4.0), (9, 2.0)]),
+        ([(4, 4.0), (8, 3.0)], [2, 3, 4, 5], [(4, 4.0), (8, 3.0)]),
+        ([(1, 5.0)], [2, 6], []),
+        ([(12, 1.0)], [2, 6], []),
+    ],
+)
+def test_each_threshold_is_judged_by_the_first_value_from_there_on(
+    recorded: list[tuple[int, float]], thresholds: list[int], found: list[tuple[int, float]]
+) -> None:
+    """The value of the last step, 12, is what the trial ends with, and a step counts once."""
+    assert list(due(recorded, thresholds, 12)) == found
