@@ -215,6 +215,8 @@ def test_a_hostile_registry_is_found_and_costs_nothing(tmp_path: Path, harm: Cal
         assert code == 0, said
         return
     assert code == 4 and "damage: model@1" in said, said
+    code, said = headway_in_copy("registry", "list", "--registry", str(tmp_path / "registry"))
+    assert code == 0 and "Traceback" not in said, said
     with pytest.raises(HeadwayError):
         local_folder(resolve("model@prod", registry))
     with pytest.raises(HeadwayError):

@@ -24,7 +24,9 @@ PLAIN = (
     ("", "v1", "pods", "Pod"), ("", "v1", "nodes", "Node"), ("", "v1", "configmaps", "ConfigMap"),
     ("", "v1", "services", "Service"), ("", "v1", "serviceaccounts", "ServiceAccount"), ("", "v1", "secrets", "Secret"),
     ("", "v1", "namespaces", "Namespace"), ("batch", "v1", "jobs", "Job"),
-    ("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
+    ("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"), ("apps", "v1", "deployments", "Deployment"),
+    ("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler"),
+    ("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     ("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition"),
 )  # fmt: skip
 CLUSTER = ("Node", "Namespace", "CustomResourceDefinition")

@@ -111,6 +111,23 @@ def test_kubectl_applies_reads_and_deletes_every_kind(api: Api, tmp_path: Path, 
     assert not left.stdout.strip()
 
 
+def test_a_server_is_applied_when_its_secrets_are_there(api: Api, tmp_path: Path) -> None:
+    words = ["launch", "serve", "my-model@prod", "--on", "kubernetes", "-y", "--registry", "s3://bucket/registry"]
+    words += ["--replicas", "2:4", "launch.image=r/serve:1", "launch.kubernetes.cpus=2"]
+    refused = headway(*words, fresh=True, cwd=tmp_path)
+    assert refused.returncode == 2 and "there is no secret my-model-key" in refused.stderr, refused.stderr
+    for name in ("my-model-key", "my-model-tls"):
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "default"}}
+        api.ask("/api/v1/namespaces/default/secrets", "POST", secret)
+    for _ in range(2):  # applying it again changes nothing
+        done = headway(*words, fresh=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    asked = ["kubectl", "get", "deployments.apps", "my-model", "--output=json"]
+    there = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+    written = yaml.safe_load_all((tmp_path / "serve/my-model/20-serve.yaml").read_text())
+    assert there["spec"] == next(written)["spec"]
+
+
 def test_a_pod_is_deleted_and_the_run_ends_with_the_same_bits(
     api: Api, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from headway.core.credentials.secrets import redact
 from headway.core.errors import HeadwayError
 from headway.core.files.foreign import as_number, parse_json
 from headway.core.process.command import module_command
-from headway.models.versions import ModelVersion, ResolvedVersion, local_folder
+from headway.models.versions import AliasChange, ModelVersion, Reference, ResolvedVersion, local_folder, resolve
 from headway.telemetry.record import as_text, dig
 
 #: Aliases that are set only through the gate.
@@ -45,18 +45,23 @@ class GateSettings:
     """The token store that both are compared on; that of the version's run if None."""
 
 
-def run_gate(candidate: ResolvedVersion, present: ResolvedVersion | None, settings: GateSettings) -> list[Check]:
-    """Check a version before it becomes `prod`.
+def run_gate(candidate: ResolvedVersion, before: AliasChange | None, settings: GateSettings) -> list[Check]:
+    """Check a version before an alias names it.
 
     Args:
         candidate: The version.
-        present: The version that the alias names now; None if there is none.
-        settings: For the comparison.
+        before: The change of the alias that holds now; None if it was never set.
+        settings: For the comparison with the version that it names.
     """
     folder, files = check_files(candidate)
     checks = [files, check_ledger(candidate.version)]
-    if present is None:
+    if before is None or before.number is None:
         return checks
+    try:
+        present = resolve(Reference(before.name, alias=before.alias), candidate.registry)
+    except HeadwayError as error:
+        # A version that is lost must not keep a reason from putting another one in its place.
+        return [*checks, Check("present", False, f"version {before.number} cannot be compared with: {error.what}")]
     checks.append(check_benchmarks(candidate.version, present.version))
     if folder is not None:
         checks.append(_compare(candidate, present, folder, settings))

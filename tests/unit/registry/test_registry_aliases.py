@@ -89,18 +89,28 @@ def test_only_a_shown_non_inferiority_passes(found: dict[str, object]) -> None:
 
 
 def test_the_gate_verifies_and_names_what_is_missing(tmp_path: Path) -> None:
-    registry = registry_with(tmp_path, versions=1, evidence={"ledger": PROVEN})
-    found = resolve("model@1", registry)
+    registry = registry_with(tmp_path, versions=2, evidence={"ledger": PROVEN})
+    found = resolve("model@2", registry)
     assert [(check.name, check.passed) for check in run_gate(found, None, GateSettings())] == [
         ("files", True),
         ("ledger", True),
     ]
-    against = run_gate(found, found, GateSettings())
+    put_change(registry, next_change(None, "model", "prod", registry.required("model", 1)))
+    before = registry.present("model", "prod")
+    against = run_gate(found, before, GateSettings())
     assert [check.name for check in against] == ["files", "ledger", "benchmarks", "comparison"]
     assert "--data STORE" in against[-1].what and not against[-1].passed
     (tmp_path / "registry/model/files" / found.version.fingerprint / "config.json").write_text("{}", encoding="utf-8")
-    damaged = run_gate(found, found, GateSettings())
-    assert [check.name for check in damaged if check.passed] == ["ledger", "benchmarks"]
+    assert [check.name for check in run_gate(found, before, GateSettings()) if check.passed] == ["ledger", "benchmarks"]
+
+
+def test_a_lost_version_can_be_replaced_with_a_reason(tmp_path: Path) -> None:
+    """The gate refuses, since there is nothing to compare with, but does not fail."""
+    registry = registry_with(tmp_path, versions=2, evidence={"ledger": PROVEN})
+    put_change(registry, next_change(None, "model", "prod", registry.required("model", 2)))
+    (tmp_path / "registry/model/versions/00000002.json").write_bytes(b"{}")
+    checks = run_gate(resolve("model@1", registry), registry.present("model", "prod"), GateSettings())
+    assert [(check.name, check.passed) for check in checks] == [("files", True), ("ledger", True), ("present", False)]
 
 
 @pytest.mark.parametrize("what", ["change gone", "change flipped", "change replaced", "version gone", "stray"])

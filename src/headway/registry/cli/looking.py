@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.command_line import JsonOption, StorageOption, print_json, print_table, writing
-from headway.core.console import notice, print_line, print_text
+from headway.core.console import notice, print_line, print_text, warning
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, format_bytes
@@ -53,7 +55,9 @@ def list_(
         if name is not None and not numbers:
             raise target.unknown(model, "version", ())
         named = _named(target, model)
-        rows += [(target.required(model, number), named.get(number, [])) for number in numbers]
+        for number in numbers:
+            with _warning(f"{model}@{number}"):
+                rows.append((target.required(model, number), named.get(number, [])))
     if json:
         print_json([{**summary(version), "aliases": aliases} for version, aliases in rows])
     elif not rows:
@@ -67,10 +71,20 @@ def _named(target: Registry, name: str) -> dict[int, list[str]]:
     """Return the aliases of each version."""
     found: dict[int, list[str]] = {}
     for alias in target.aliases(name):
-        change = target.present(name, alias)
-        if change is not None and change.number is not None:
-            found.setdefault(change.number, []).append(alias)
+        with _warning(f"{name}@{alias}"):
+            change = target.present(name, alias)
+            if change is not None and change.number is not None:
+                found.setdefault(change.number, []).append(alias)
     return found
+
+
+@contextmanager
+def _warning(what: str) -> Iterator[None]:
+    """Turn a broken record into a warning: a list shows what else there is."""
+    try:
+        yield
+    except CheckpointError as error:
+        warning(f"{what}: {error.what} ({error.where})")
 
 
 def _row(version: ModelVersion, aliases: list[str]) -> list[str]:

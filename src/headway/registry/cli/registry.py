@@ -184,9 +184,7 @@ def alias(
         return
     checks: list[Check] = []
     if alias in GATED:
-        is_set = before is not None and before.number is not None
-        present = resolve(Reference(name, alias=alias), target) if is_set else None
-        checks = run_gate(found, present, GateSettings(margin, data))
+        checks = run_gate(found, before, GateSettings(margin, data))
         if not json:
             print_table(["CHECK", "RESULT", ""], [[one.name, _passed(one), one.what] for one in checks])
         if not all(check.passed for check in checks) and force is None:
