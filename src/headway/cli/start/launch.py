@@ -62,7 +62,7 @@ headway launch gpu --on kubernetes --dry-run --out dir launch.image=r/headway
 headway launch gpu --on kubernetes --smoke -y launch.image=registry/headway
 headway launch gpu --on metaflow
 headway launch bench strategies --on slurm --parts 4
-headway launch serve my-model@prod --on kubernetes --registry s3://bucket/registry
+headway launch serve my-model@prod --on kubernetes --registry s3://bucket/r
 headway launch status runs/gpu-1b
 headway launch logs runs/gpu-1b --follow
 headway launch wait runs/gpu-1b

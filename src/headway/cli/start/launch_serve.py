@@ -74,8 +74,8 @@ def serve(
 
     [bold]Examples[/bold]
 
-    headway launch serve my-model@prod --on kubernetes --dry-run --registry s3://bucket/registry launch.image=r/serve
-    headway launch serve my-model@prod --on kubernetes --replicas 2:8 --registry s3://bucket/registry -y
+    headway launch serve my-model@prod --on kubernetes --dry-run launch.image=r/serve
+    headway launch serve my-model@prod --on kubernetes --replicas 2:8 -y
     """
     if on != _TARGET:
         raise ConfigError(f"there are no servers on '{on}'", where="--on", fix=f"--on {_TARGET}")

@@ -162,7 +162,7 @@ def read_corpus(path: Path) -> Corpus:
         raise ConfigError(
             f"{format_bytes(size)} of text are too many: at most {format_bytes(MOST_BYTES)}",
             where=f"--data {path}",
-            fix="headway data prepare makes a store of it, which --data takes at any size",
+            fix="prepare a store of it, which --data takes at any size: headway data -h",
         )
     texts: list[str] = []
     names: list[str] = []
