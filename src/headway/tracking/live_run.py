@@ -48,7 +48,7 @@ from headway.telemetry.record import (
 from headway.telemetry.system import newest_readings
 from headway.telemetry.tags import FILE_NAME as TAGS_FILE
 from headway.telemetry.tags import Tags, read_tags
-from headway.tracking.tail import JsonLinesTail
+from headway.telemetry.tail import JsonLinesTail
 
 #: Size of about a thousand records, for readers that show the newest values only.
 NEWEST_BYTES = 512 * 1024

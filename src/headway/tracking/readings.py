@@ -15,7 +15,7 @@ from typing import Any
 from headway.telemetry.metrics import NO_VALUES, recorded_number
 from headway.telemetry.record import as_time
 from headway.telemetry.system import machine_of, reading_files
-from headway.tracking.tail import JsonLinesTail
+from headway.telemetry.tail import JsonLinesTail
 
 #: How long after it was made a reading may appear in its file: the clocks of machines differ, and shared disks lag.
 LAG_SECONDS = 30.0

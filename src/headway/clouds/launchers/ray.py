@@ -10,7 +10,6 @@ whole worker when it tears a group down. What Ray learns (metrics, checkpoints) 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import secrets
 import signal
@@ -27,30 +26,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.clouds.launchers.job import Job, parse_machines, with_sources
+from headway.clouds.launchers.ray_run import (
+    END_SECONDS,
+    POINTER,
+    end_process,
+    newest_checkpoint,
+    newest_metrics,
+    own_variables,
+    wait_for_owner,
+)
+from headway.clouds.launchers.ray_trial import trainable as trainable
 from headway.config import Config, dump_config, load_config
 from headway.core.console import notice, open_streams, say
-from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, NODE_NUMBERS, OF_A_WORKER, SECRET
+from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, SECRET
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.coordination.preemption_board import Notice, post
-from headway.core.errors import CheckpointError, ConfigError, HeadwayError, error_with, missing_extra
+from headway.core.errors import ConfigError, HeadwayError, error_with, missing_extra
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import as_number
 from headway.core.format import counted
 from headway.core.process.command import module_command, tied_command
 from headway.core.process.waiting import wait_until
-from headway.run.directory.ownership import OwnerLock
-from headway.run.directory.run_directory import RunDirectory, attempt_folder
+from headway.run.directory.run_directory import attempt_folder
 
 if TYPE_CHECKING:
     from ray.train import Result, RunConfig
 
-#: The file in Ray's checkpoints that says where the run has its own.
-POINTER = "headway.json"
 _LOOK_SECONDS = 1.0
-#: How long a node process that a dead worker has left behind may take to save and end.
-_OLD_OWNER_SECONDS = 120.0
-#: How long node processes of other machines may take to end after the first one.
-_END_SECONDS = 60.0
 _LOOK_FOR_ROOM_SECONDS = 2.0
 #: A worker of Ray whose answers do not come is lost after so long; Ray's own default is ten minutes.
 _HEALTH = {"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120"}
@@ -127,7 +128,7 @@ def fit(
             where=str(config.run_directory),
             fix=f"headway runs show {config.run_directory} says why",
         )
-    newest = _newest_checkpoint(Path(settings["run"]))
+    newest = newest_checkpoint(Path(settings["run"]))
     return result if newest is None else replace(result, checkpoint=ray_train.Checkpoint(str(newest)))
 
 
@@ -225,7 +226,7 @@ def _train_machine(settings: dict[str, Any]) -> None:
     meeting = {"lead": f"{ray.util.get_node_ip_address()}:{free_port()}", "secret": secrets.token_hex(32)}
     meeting = broadcast_from_rank_zero(meeting if leads else None)
     if leads:
-        _wait_for_owner(run)
+        wait_for_owner(run)
     variables = machine_variables(settings["machines"], machines, rank, meeting)
     with tempfile.TemporaryDirectory(prefix="headway-ray-") as folder:
         config = Path(folder) / "config.yaml"
@@ -236,7 +237,7 @@ def _train_machine(settings: dict[str, Any]) -> None:
         try:
             code = _follow(process, run, leads)
         finally:
-            _end(process)
+            end_process(process)
     if code not in (0, *FINAL_CODES):
         raise RuntimeError(f"the node process of machine {rank} ended with exit code {code}")
 
@@ -250,8 +251,7 @@ def machine_variables(asked: str, machines: int, rank: int, meeting: Mapping[str
         rank: Number of this one.
         meeting: The lead's address, and the secret that they share.
     """
-    # Otherwise the node process would be taken for one worker, or numbered by Ray's own count of machines.
-    variables = {name: value for name, value in os.environ.items() if name not in (*OF_A_WORKER, *NODE_NUMBERS)}
+    variables = own_variables()
     if machines > 1:
         # Ray has placed so many machines; of a range the rest may come later.
         fewest, _ = parse_machines(asked)
@@ -278,7 +278,7 @@ def _follow(process: subprocess.Popen[bytes], run: Path, leads: bool) -> int:
         code = process.poll()
         if code not in (None, 0, *FINAL_CODES):
             return int(code)  # the other machines are ended by Ray
-        metrics = _newest_metrics(run) if leads else {}
+        metrics = newest_metrics(run) if leads else {}
         news = {"step": int(metrics.get("step", -1)), "code": code} if leads else None
         news = broadcast_from_rank_zero(news)
         over = news["code"] is not None
@@ -302,7 +302,7 @@ def _report(metrics: dict[str, float], run: Path, leads: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="headway-ray-") as folder:
         checkpoint = None
         if leads:
-            newest = _newest_checkpoint(run)
+            newest = newest_checkpoint(run)
             write_json(Path(folder) / POINTER, {"run": str(run), "checkpoint": None if newest is None else str(newest)})
             checkpoint = ray.train.Checkpoint.from_directory(folder)
         ray.train.report(metrics, checkpoint=checkpoint)
@@ -327,57 +327,9 @@ def _pass_on_preemption(run: Path, leads: bool) -> bool:
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     try:
-        return process.wait(_END_SECONDS)
+        return process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         return -signal.SIGKILL
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a node process that is left: it saves first."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_for_owner(run: Path) -> None:
-    """Wait until the node process of an earlier worker, which Ray has killed, has saved and released the run."""
-
-    def is_free() -> bool:
-        if not run.is_dir():
-            return True
-        try:
-            OwnerLock.take(run).release()
-        except CheckpointError:
-            return False
-        return True
-
-    if (run / "attempts").is_dir():
-        wait_until(is_free, _OLD_OWNER_SECONDS, 0.5)
-
-
-def _newest_metrics(run: Path) -> dict[str, float]:
-    """Return the newest value of every metric."""
-    from headway.telemetry.metrics import read_records
-
-    found: dict[str, float] = {}
-    with suppress(OSError):
-        for record in read_records(run, newest=True):
-            found |= {name: value for name, value in record.items() if _is_number(value)}
-    return found
-
-
-def _is_number(value: Any) -> bool:
-    number = as_number(value)
-    return number is not None and math.isfinite(number)
-
-
-def _newest_checkpoint(run: Path) -> Path | None:
-    found = sorted(RunDirectory(run).checkpoints.glob("step-*/manifest.json"))
-    return found[-1].parent.absolute() if found else None
 
 
 def free_port() -> int:

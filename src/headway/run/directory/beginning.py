@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.format.folders import checkpoint_folders
+from headway.checkpoint.format.folders import checkpoint_folders, pruning
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, step_name, step_of
 from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.run_identity import IDENTITY, RUN_FILE, RUN_ID, new_run_id, read_run_id, run_identity
@@ -142,6 +142,47 @@ def begin(run: RunDirectory, parent: ParentCheckpoint, command: str) -> Beginnin
         shutil.rmtree(hidden, ignore_errors=True)
     CheckpointIndex(run.path).add(parent.manifest, LOCAL, str(run.checkpoints / step_name(parent.step)))
     return beginning
+
+
+def copy_for_beginning(run: RunDirectory, step: int, target: Path) -> None:
+    """Copy what other runs need to begin from a checkpoint, as a run directory with no other checkpoint.
+
+    The run may be training. The files of the checkpoint become links to the same bytes where that is possible.
+
+    Args:
+        run: The run.
+        step: The step of the checkpoint, up to which the ledger goes.
+        target: The copy; it does not exist.
+
+    Raises:
+        CheckpointError: The checkpoint is gone, or the copy cannot be written.
+    """
+    checkpoint = run.checkpoints / step_name(step)
+    try:
+        with pruning(run.checkpoints):
+            shutil.copytree(checkpoint, target / "checkpoints" / checkpoint.name, copy_function=_link)
+        for name in _COMPANIONS:
+            if (run.path / name).is_dir():
+                shutil.copytree(run.path / name, target / name)
+        records = [*run.attempts.glob("*/attempt.json"), *run.attempts.glob("*/config.yaml")]
+        records += [*run.attempts.glob(f"*/{RUN_FILE}"), run.record_path, run.metrics_path, run.ledger_path]
+        for path in (*records, run.config_path):
+            there = target / path.relative_to(run.path)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, there)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint cannot be copied: {error.strerror or error}",
+            where=str(error.filename or checkpoint),
+            fix=fix_for(error, "make room there, or take another step"),
+        ) from error
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, target)
 
 
 def config_at_beginning(run: RunDirectory, step: int) -> Config | None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from headway.telemetry.metrics import FILE_NAME, Metrics, is_own
 from headway.telemetry.record import as_int, as_time
+from headway.telemetry.tail import JsonLinesTail
 from headway.tracking.readings import Readings
-from headway.tracking.tail import JsonLinesTail
 
 #: Most values that are kept of all runs together: 16 bytes each.
 _MOST_VALUES = 24_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.files.foreign import LINE_BYTES
-from headway.tracking.tail import JsonLinesTail
+from headway.telemetry.tail import JsonLinesTail
 
 
 def write(path: Path, *numbers: int, mode: str = "a") -> None:
