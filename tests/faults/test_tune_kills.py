@@ -125,3 +125,22 @@ def test_several_at_a_time_lose_no_trial_and_double_none(tmp_path: Path) -> None
     assert [trial[0] for trial in found] == list(range(8))
     assert {trial[1] for trial in found} <= {"complete", "pruned"}
     check_runs(study)
+
+
+@pytest.mark.slow
+def test_a_population_that_is_killed_becomes_the_undisturbed_one(tmp_path: Path) -> None:
+    """Also with two at a time, since a generation waits for the one before."""
+    stopping = {"name": "pbt", "population": 3, "every_steps": 4, "quantile": 0.34}
+    ranges = {"optimizer.learning_rate": {"log": [1e-5, 1e-1]}}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+        write_study(folder, {"space": ranges, "sampler": "random", "stopping": stopping, "keep": 100})
+    assert start(whole).wait(LONG) == 0, (whole / "tune.log").read_text()[-3000:]
+    assert disturbed(killed, 4, 1, "--at-a-time", "2") == 4
+    expected = outcome(whole / "studies" / "toy")
+    assert outcome(killed / "studies" / "toy") == expected
+    assert [trial[1] for trial in expected["trials"]] == ["complete"] * 9
+    proofs = [prove(killed / "studies" / "toy" / "runs" / f"{number:04d}") for number in (6, 7, 8)]
+    assert [proof.problems for proof in proofs] == [[], [], []]
+    assert [[begun.step for begun in proof.beginnings] for proof in proofs] == [[4, 8]] * 3

@@ -23,6 +23,7 @@ from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.user_command import remember_config
 from headway.lab.tune.journal import Journal
 from headway.lab.tune.live import HEADERS, as_json, rows_of, summary_line, watching
+from headway.lab.tune.population import POPULATION, PopulationScheduler
 from headway.lab.tune.report import write_report
 from headway.lab.tune.scheduler import OptunaScheduler
 from headway.lab.tune.settings import load_settings
@@ -33,6 +34,7 @@ from headway.lab.tune.tuner import Tuner
 from headway.run.supervisor.commands import check_not_a_worker
 
 if TYPE_CHECKING:
+    from headway.lab.tune.scheduler import Scheduler
     from headway.lab.tune.study import Study
 
 HELP = """Search for good keys of a config: each trial is a run, and a study that is killed decides as if it was not.
@@ -49,6 +51,7 @@ model.layers: {choice: [4, 6, 8]}
 
 headway tune my.yaml space.yaml --trials 40
 headway tune my.yaml space.yaml --stopping asha --sampler random
+headway tune my.yaml space.yaml --stopping pbt --at-a-time 4
 headway tune my.yaml space.yaml --trials 40 --at-a-time 2 --workers-per-trial 2
 headway tune my.yaml space.yaml --on slurm --at-a-time 8 --budget 50
 headway tune my.yaml space.yaml --dry-run
@@ -97,7 +100,7 @@ def run(
         typer.Option("--sampler", help="tpe (the default), random, grid, nsgaii, gp, or another of Optuna's."),
     ] = None,
     stopping: Annotated[
-        str | None, typer.Option("--stopping", help="none (the default), median, asha or hyperband.")
+        str | None, typer.Option("--stopping", help="none (the default), median, asha, hyperband or pbt.")
     ] = None,
     on: Annotated[
         str | None, typer.Option("--on", metavar="TARGET", help="Where trials run: local, or as for headway launch.")
@@ -151,7 +154,7 @@ def _work(study: Study) -> None:
         with study.claimed():
             study.save()
             journal = study.open_journal()
-            scheduler = OptunaScheduler(study, journal)
+            scheduler = _scheduler(study, journal)
             with watching(study, journal, scheduler.total) as watch:
                 tuner = Tuner(study, journal, scheduler, watch=watch, device_count=devices)
 
@@ -168,6 +171,17 @@ def _work(study: Study) -> None:
                 notice(f"best: trial {record.number}, {study.run_of(record.number)}")
 
 
+def _scheduler(study: Study, journal: Journal) -> Scheduler:
+    """Return what decides in a study.
+
+    Raises:
+        ConfigError: the study asks for what it cannot do.
+    """
+    if study.settings.stopping.name == POPULATION:
+        return PopulationScheduler(study, journal)
+    return OptunaScheduler(study, journal)
+
+
 def _show_first(study: Study, as_json: bool) -> None:
     """Draw the first trials of a study in memory of a scratch folder, and check their configs."""
     import dataclasses
@@ -180,7 +194,7 @@ def _show_first(study: Study, as_json: bool) -> None:
         scratch = dataclasses.replace(study, folder=folder)
         scratch.save()
         journal = Journal(folder, study.directions, study.space)
-        scheduler = OptunaScheduler(scratch, journal)
+        scheduler = _scheduler(scratch, journal)
         for _ in range(_SHOWN_TRIALS):
             record = scheduler.propose()
             if record is None:

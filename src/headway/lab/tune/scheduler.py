@@ -40,6 +40,10 @@ class Scheduler(Protocol):
         """Add the objective of a trial at a step to the journal, and return what becomes of the trial."""
         ...
 
+    def words(self, record: TrialRecord) -> Sequence[str]:
+        """Return what the command of a trial has besides the trial's values."""
+        ...
+
     def kept(self) -> set[int]:
         """Return the trials that have ended whose checkpoints stay."""
         ...
@@ -114,6 +118,10 @@ class OptunaScheduler:
             return "prune" if pruner.prune(study, trial) else "continue"
 
         return self._journal.report(number, step, value, decide)
+
+    def words(self, record: TrialRecord) -> list[str]:
+        """Return nothing: the values say all."""
+        return []
 
     def kept(self) -> set[int]:
         """Return the best trials."""

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from headway.config.base import Section
 from headway.config.checks.contradictions import combined
@@ -62,13 +70,22 @@ class SamplerSettings(Section):
 class StoppingSettings(Section):
     """What ends trials that are worse than others."""
 
-    name: Literal["none", "median", "asha", "hyperband"] = "none"
+    name: Literal["none", "median", "asha", "hyperband", "pbt"] = "none"
     first_steps: PositiveInt | None = None
     """The first step at which trials are compared; when not given, a ninth of `train.steps`."""
     factor: Annotated[int, Field(ge=2)] = 3
     """ASHA and HyperBand: a trial goes on to this many times its steps if it is among the best one of so many."""
     every_steps: PositiveInt | None = None
-    """Median: steps between two comparisons; when not given, as `first_steps`."""
+    """Median: steps between two comparisons; when not given, as `first_steps`. Population based training: steps of a
+    generation; when not given, an eighth of `train.steps`."""
+    population: Annotated[int, Field(ge=2)] = 8
+    """Population based training: members, each of which is a trial in every generation."""
+    quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    """Population based training: the share of members that take over the state of one of the best."""
+    resample: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Population based training: the chance that such a member draws a value anew."""
+    factors: Annotated[list[PositiveFloat], Field(min_length=1)] = [0.8, 1.2]
+    """Population based training: one of them multiplies a value that is not drawn anew."""
     options: dict[str, Any] = {}
     """More keyword arguments of Optuna's pruner."""
 
@@ -111,8 +128,8 @@ class StudySettings(Section):
     @field_validator("stopping")
     @classmethod
     def _usable(cls, stopping: StoppingSettings) -> StoppingSettings:
-        if stopping.every_steps is not None and stopping.name != "median":
-            raise ValueError("every_steps is of the stopping rule median")
+        if stopping.every_steps is not None and stopping.name not in ("median", "pbt"):
+            raise ValueError("every_steps is of the stopping rules median and pbt")
         return stopping
 
 

@@ -202,6 +202,7 @@ class Tuner:
             notice(f"trial {record.number}: {record_line(record)}")
         else:
             notice(f"trial {record.number} continues")
+        words = [*words, *self._scheduler.words(record)]
         trial.start(
             self._base, words, self._study.log_of(record.number), self._study.started_in, self._devices(record.number)
         )
