@@ -187,6 +187,7 @@ def test_a_parent_whose_ledger_does_not_reach_the_checkpoint_is_not_vouched_for(
     assert any("steps 0 to 3 were trained elsewhere" in line for line in proof.basis)
 
 
+@pytest.mark.slow
 def test_restoring_a_run_into_a_new_one_is_the_same_beginning(made: Path, tmp_path: Path) -> None:
     restored = headway("checkpoints", "restore", tmp_path / "child", "--from", made / "runs/parent", "--step", "6")
     assert restored.returncode == 0, restored.stderr
