@@ -70,8 +70,8 @@ base-run: setup
 	rm -rf build/base runs/smoke
 	git worktree prune
 	git worktree add --detach build/base $(BASE_REF)
-	cd build/base && PYTHONPATH=src $(abspath $(HEADWAY)) train $(SMOKE)
-	PYTHONPATH=src $(HEADWAY) train $(SMOKE)
+	cd build/base && PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(abspath $(HEADWAY)) train $(SMOKE)
+	PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(HEADWAY) train $(SMOKE)
 
 # Curves and ratios of this branch next to those of BASE_REF, both trained here, one after the other.
 comparison: base-run
