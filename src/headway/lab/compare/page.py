@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from headway.core.files.atomic import atomic_write
+from headway.core.format import UNKNOWN
 from headway.lab.compare.compare import Compared
 from headway.lab.compare.evidence import DIFFERENCES, Difference, Evidence, ItemDifference, Margin
 from headway.telemetry import html
+from headway.telemetry.curves import half_window, smooth
 from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.runs import difference_rows, result_rows
 
 #: Changed config keys that a comment on a pull request lists.
 _MOST_KEYS = 20
+#: Points of a curve in a comment.
+_CURVE_POINTS = 30
 
 
 def verdicts(compared: Compared) -> list[str]:
@@ -192,11 +199,42 @@ def markdown(compared: Compared) -> str:
         notes = _how(evidence, compared.groups[0].name)
         lines += ["", "<details><summary>How this was measured</summary>", "", *map(_plain, notes), "", "</details>"]
     names = compared.runs.names
+    if len(names) > 1:
+        lines += ["", *_markdown_table(["Result", *names], [*result_rows(compared.runs.summaries), *_ratios(compared)])]
+        lines += _curves(compared)
     rows = difference_rows(compared.runs)
     if rows and len(names) > 1:
         more = [] if len(rows) <= _MOST_KEYS else [["…", *[f"{len(rows) - _MOST_KEYS} more"] * len(names)]]
         lines += ["", *_markdown_table(["Config key", *names], [*rows[:_MOST_KEYS], *more])]
     return "\n".join(lines)
+
+
+def _ratios(compared: Compared) -> Iterator[list[str]]:
+    """Yield how many times as fast as the first run each is, as far as it is known."""
+    speeds = [one.tokens_per_second or one.samples_per_second for one in compared.runs.summaries]
+    first = speeds[0]
+    if first:
+        yield ["speed, to the first", *(UNKNOWN if speed is None else f"{speed / first:.2f}" for speed in speeds)]
+
+
+def _curves(compared: Compared) -> Iterator[str]:
+    """Yield the training losses of runs over their common steps, as a chart that GitHub draws (Mermaid)."""
+    drawn = []
+    for name, run in zip(compared.runs.names, compared.runs.runs, strict=True):
+        steps, losses = run.metrics.finite("train/loss")
+        if len(steps) > 1:
+            drawn.append((name, steps, smooth(losses, half_window(len(losses)))))
+    first = max((int(steps[0]) for _, steps, _ in drawn), default=0)
+    last = min((int(steps[-1]) for _, steps, _ in drawn), default=0)
+    if len(drawn) < 2 or last <= first:
+        return
+    grid = np.linspace(first, last, _CURVE_POINTS)
+    names = ", ".join(re.sub(r"[^\w ./:@+-]", " ", name) for name, _, _ in drawn)
+    yield from ("", "```mermaid", "xychart-beta", f'    title "training loss: {names}"')
+    yield from (f'    x-axis "step" {first} --> {last}', '    y-axis "loss"')
+    for _, steps, losses in drawn:
+        yield f"    line [{', '.join(f'{loss:.4g}' for loss in np.interp(grid, steps, losses))}]"
+    yield "```"
 
 
 def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -244,6 +245,20 @@ def test_the_page_has_curves_before_evidence(place: Path) -> None:
     places = [text.index(part) for part in ('<div class="plot"', "Loss on held-out documents", "How many documents")]
     assert places == sorted(places) and "optimizer.learning_rate" in text and "0.02" in text
     assert "var(--series-1)" in text and "src=" not in text and "<link" not in text
+
+
+def test_a_comment_has_ratios_and_curves(place: Path) -> None:
+    text = markdown(compare(["runs/a", "runs/b"], Wanted(), evaluates=False))
+    records = {name: [json.loads(line) for line in (place / f"runs/{name}/metrics.jsonl").open()] for name in "ab"}
+    losses = {name: [one["train/loss"] for one in found if "train/loss" in one] for name, found in records.items()}
+    lines = [json.loads(line) for line in re.findall(r"^    line (\[.*\])$", text, flags=re.MULTILINE)]
+    assert 'title "training loss: a, b"' in text and 'x-axis "step" 1 --> 8' in text
+    for name, line in zip("ab", lines, strict=True):
+        assert len(line) == 30
+        assert [line[0], line[-1]] == pytest.approx([losses[name][0], losses[name][-1]], rel=1e-3)
+    ratios = re.search(r"^\| speed, to the first \| 1.00 \| (\S+) \|$", text, flags=re.MULTILINE)
+    assert ratios is not None and float(ratios[1]) > 0
+    assert "| tokens per second |" in text
 
 
 def test_markdown_for_a_pull_request() -> None:
