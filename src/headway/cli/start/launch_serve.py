@@ -74,7 +74,7 @@ def serve(
 
     [bold]Examples[/bold]
 
-    headway launch serve my-model@prod --on kubernetes --dry-run launch.image=r/serve
+    headway launch serve my-model@prod --on kubernetes --dry-run launch.image=r/s
     headway launch serve my-model@prod --on kubernetes --replicas 2:8 -y
     """
     if on != _TARGET:
