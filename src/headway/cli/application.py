@@ -83,9 +83,7 @@ VERBS = {
         "registry.cli",
         "Keep versions of trained models with their evidence: a registry in a folder or an object store.",
     ),
-    "serve": Verb(
-        "serve.cli", "Serve a trained model with OpenAI's interface: completions and chat, streamed or whole."
-    ),
+    "serve": Verb("serve.cli", "Serve a trained model with OpenAI's interface, and try one version against another."),
     "plan": Verb(
         "lab.cli",
         "Estimate the memory, speed, time and cost of a run on given machines, before paying for them.",

@@ -64,9 +64,9 @@ def report(
 
     [bold]Examples[/bold]
 
-    headway serve report experiments/one
-    headway serve report experiments/one --output report.html
-    headway serve report experiments/one --json
+    headway serve report trials/one
+    headway serve report trials/one --output report.html
+    headway serve report trials/one --json
     """
     from headway.core.files.atomic import atomic_write
     from headway.serve.experiment.report import headline, page, table_of

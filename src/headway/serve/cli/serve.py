@@ -19,9 +19,9 @@ The verb run may be left out.
 
 headway serve runs/quickstart
 headway serve my-model@prod --registry s3://bucket/models --port 9000
-headway serve my-model --split prod=90,candidate=10 --experiment experiments/one
+headway serve my-model --split prod=90,candidate=10 --experiment trials/one
 headway serve plan --split prod=90,candidate=10 --base-rate 0.3 --difference 0.02
-headway serve report experiments/one
+headway serve report trials/one
 """
 _RUN_HELP = """Serve a trained model with OpenAI's interface: completions and chat, streamed or whole.
 
@@ -36,7 +36,7 @@ stopped once a test that may always be looked at says so.
 
 headway serve runs/quickstart
 HEADWAY_API_KEY_FILE=key.txt headway serve runs/my-chat --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
-headway serve my-model --split prod=90,candidate=10 --experiment experiments/one
+headway serve my-model --split prod=90,candidate=10 --experiment trials/one
 """
 
 serving = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="MODEL|COMMAND [ARGS]...")
