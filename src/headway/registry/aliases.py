@@ -11,7 +11,6 @@ from headway.core.process.faults import fault_point
 from headway.models.versions import AliasChange, ModelVersion, Registry
 from headway.models.versions.records import is_alias
 from headway.registry.gate import Check
-from headway.registry.publish import check_conditional_put
 from headway.registry.who import who
 
 
@@ -31,7 +30,7 @@ def put_change(registry: Registry, change: AliasChange) -> None:
     Raises:
         ConfigError: Another writer was faster, so the decision may no longer hold.
     """
-    check_conditional_put(registry, change.name)
+    registry.check_conditional_put(change.name)
     fault_point("registry.alias")
     if registry.put_change(change):
         return
@@ -63,18 +62,11 @@ def next_change(
         checks: What was checked.
         forced: Why it is set although a check failed.
     """
-    return AliasChange(
-        name,
-        alias,
-        1 if before is None else before.change + 1,
-        None if version is None else version.number,
-        None if version is None else version.sha256,
-        time.time(),
-        who(),
-        dict(checks or {}),
-        forced,
-        None if before is None else before.sha256,
-    )
+    number = None if version is None else version.number
+    sha256 = None if version is None else version.sha256
+    change = 1 if before is None else before.change + 1
+    previous = None if before is None else before.sha256
+    return AliasChange(name, alias, change, number, sha256, time.time(), who(), dict(checks or {}), forced, previous)
 
 
 def refusal(name: str, alias: str, checks: list[Check]) -> HeadwayError:

@@ -133,7 +133,8 @@ def check_comparison(found: Mapping[str, Any], present: str, margin: str) -> Che
     if isinstance(interval, list) and len(interval) == 2:
         words += f", 95 % interval {_number(interval[0])} to {_number(interval[1])}"
     passed = found.get("non_inferior") is True
-    return Check("comparison", passed, f"{words}; {'within' if passed else 'not shown to be within'} {margin}")
+    shown = "within" if passed else "not shown to be within"
+    return Check("comparison", passed, f"{words}; {shown} {margin}")
 
 
 def _number(value: Any) -> str:

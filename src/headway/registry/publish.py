@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.core.credentials.secrets import redact_values
 from headway.core.errors import ConfigError
@@ -18,11 +19,10 @@ from headway.core.process.faults import fault_point
 from headway.core.storage import RECORD_BYTES
 from headway.models.versions import ModelVersion, Registry, VersionFile
 from headway.models.versions.records import MANIFEST_BYTES, files_fingerprint
-from headway.registry.sources import Gathered
 from headway.registry.who import who
 
-#: Name of the object by which a store shows that it does not replace objects in a conditional put.
-_PROBE = ".conditional-put"
+if TYPE_CHECKING:
+    from headway.registry.sources import Gathered
 
 
 def register(
@@ -59,7 +59,7 @@ def register(
     known = _registered(registry, draft)
     if known is not None:
         return known, False
-    check_conditional_put(registry, name)
+    registry.check_conditional_put(name)
     place = registry.files_at(name, files_fingerprint(entries))
     for file, path in sorted(files.items()):
         place.upload(file, path)
@@ -91,24 +91,6 @@ def _registered(registry: Registry, draft: ModelVersion) -> ModelVersion | None:
         return None
     same = replace(draft, number=newest.number, time=newest.time, by=newest.by, previous=newest.previous)
     return newest if same.sha256 == newest.sha256 else None
-
-
-def check_conditional_put(registry: Registry, name: str) -> None:
-    """Check that the store does not replace an object in a conditional put.
-
-    Raises:
-        ConfigError: It does: two writers would get one number.
-    """
-    place = registry.objects.at(name)
-    if place.local:
-        return
-    place.create(_PROBE, b"{}")
-    if place.create(_PROBE, b"[]"):
-        raise ConfigError(
-            "the store replaces objects in conditional puts (If-None-Match): two writers could take one number",
-            where=registry.url,
-            fix="choose a store with conditional puts, or a folder that the machines mount",
-        )
 
 
 def _check_size(draft: ModelVersion) -> None:

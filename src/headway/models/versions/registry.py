@@ -28,6 +28,8 @@ DEFAULT = "registry"
 VERSIONS = "versions"
 FILES = "files"
 ALIASES = "aliases"
+#: The object by which a store shows whether it replaces objects in a conditional put.
+_PROBE = ".conditional-put"
 
 T = TypeVar("T")
 
@@ -213,6 +215,26 @@ class Registry:
         return [*listed, *range(last + 1, last + more + 1)]
 
     # Writing
+
+    def check_conditional_put(self, name: str) -> None:
+        """Check that the store does not replace an object in a conditional put.
+
+        Args:
+            name: The model in whose folder that is tried, with an object that stays.
+
+        Raises:
+            ConfigError: It does: two writers would get one number.
+        """
+        place = self.objects.at(name)
+        if place.local:
+            return
+        place.create(_PROBE, b"{}")
+        if place.create(_PROBE, b"[]"):
+            raise ConfigError(
+                "the store replaces objects in conditional puts (If-None-Match): two writers could take one number",
+                where=self.url,
+                fix="choose a store with conditional puts, or a folder that the machines mount",
+            )
 
     def put_version(self, version: ModelVersion) -> bool:
         """Make the manifest of a version, whose files are there, and return whether it is new.

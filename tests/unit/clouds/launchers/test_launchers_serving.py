@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,20 @@ def test_a_server_has_probes_a_key_and_a_certificate(tmp_path: Path) -> None:
     assert "create secret generic my-model-key" in page and "create secret tls my-model-tls" in page
 
 
+def options_of(verb: Any) -> Iterator[str]:
+    """All options of a command, and of those below it."""
+    for parameter in verb.params:
+        yield from getattr(parameter, "opts", ())
+    for below in getattr(verb, "commands", {}).values():
+        yield from options_of(below)
+
+
 def test_every_option_of_the_command_is_one_of_headway_serve(tmp_path: Path) -> None:
     from typer.main import get_command
 
     pytest.importorskip("headway.serve.cli.serve", reason="there is no headway serve")
-    verb = get_command(application(["serve"]))
-    known = {option for parameter in verb.params for option in getattr(parameter, "opts", ())}
-    known |= {option for command in getattr(verb, "commands", {}).values() for p in command.params for option in p.opts}
+    known = set(options_of(get_command(application(["serve"]))))
+    assert "--drain-seconds" in known
     command = of_kind(documents(tmp_path), "Deployment")["spec"]["template"]["spec"]["containers"][0]["command"]
     assert {word for word in command if word.startswith("--")} <= known
 
