@@ -20,7 +20,7 @@ The verb run may be left out.
 headway serve runs/quickstart
 headway serve my-model@prod --registry s3://bucket/models --port 9000
 headway serve my-model --split prod=90,candidate=10 --experiment trials/one
-headway serve plan --split prod=90,candidate=10 --base-rate 0.3 --difference 0.02
+headway serve plan --split prod=90,new=10 --base-rate 0.3 --difference 0.02
 headway serve report trials/one
 """
 _RUN_HELP = """Serve a trained model with OpenAI's interface: completions and chat, streamed or whole.
