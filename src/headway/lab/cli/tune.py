@@ -52,7 +52,7 @@ model.layers: {choice: [4, 6, 8]}
 headway tune my.yaml space.yaml --trials 40
 headway tune my.yaml space.yaml --stopping asha --sampler random
 headway tune my.yaml space.yaml --stopping pbt --at-a-time 4
-headway tune my.yaml space.yaml --trials 40 --at-a-time 2 --workers-per-trial 2
+headway tune my.yaml space.yaml --at-a-time 2 --workers-per-trial 2
 headway tune my.yaml space.yaml --on slurm --at-a-time 8 --budget 50
 headway tune my.yaml space.yaml --dry-run
 headway tune show studies/my

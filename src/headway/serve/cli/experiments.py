@@ -34,7 +34,7 @@ def plan(
     [bold]Examples[/bold]
 
     headway serve plan --base-rate 0.3
-    headway serve plan --split prod=50,candidate=50 --base-rate 0.02 --difference 0.01 --json
+    headway serve plan --split prod=50,new=50 --base-rate 0.02 --json
     """
     from headway.serve.experiment.planning import Assumed
     from headway.serve.experiment.planning import plan as simulated
