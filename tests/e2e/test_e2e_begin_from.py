@@ -14,7 +14,7 @@ import yaml
 from headway.checkpoint.format.manifest import read_manifest
 from headway.config import load_resolved
 from headway.run.directory.beginning import begin as begin_run
-from headway.run.directory.beginning import find_parent
+from headway.run.directory.beginning import config_at_beginning, find_parent
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.ledger_proof import prove
 from headway.run.directory.run_directory import RunDirectory
@@ -140,6 +140,9 @@ def test_a_ledger_that_was_forged_or_mixed_proves_nothing(
     of_other = problems_with(mixed.ledger_path.read_text())
     assert "step-00000004 is not the checkpoint that the run began from" in of_other
     assert "step-00000006 was trained from another state of step 4" in of_other
+    assert config_at_beginning(mixed, 4) is not None and config_at_beginning(mixed, 6) is None
+    (mixed.attempts / "001/config.yaml").unlink()
+    assert config_at_beginning(mixed, 4) is None, "as on another disk, whose records have no configs"
     shutil.rmtree(child / "checkpoints/step-00000004")
     shutil.copytree(mixed.checkpoints / "step-00000004", child / "checkpoints/step-00000004")
     assert "its manifest has another hash" in problems_with(ledger)

@@ -188,9 +188,10 @@ def _link(source: str, target: str) -> None:
 def config_at_beginning(run: RunDirectory, step: int) -> Config | None:
     """Return the parent's config, for a run that is still at the step where it began; None for any other run."""
     begun = Ledger(run.ledger_path).beginnings()
-    if not begun or begun[-1].step != step:
+    path = _config_of_attempt(run, 1)
+    if not begun or begun[-1].step != step or not path.is_file():  # records of another disk have no configs
         return None
-    return load_resolved(_config_of_attempt(run, 1))
+    return load_resolved(path)
 
 
 def _fill(made: RunDirectory, parent: ParentCheckpoint, command: str) -> Beginning:
