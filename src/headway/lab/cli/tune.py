@@ -25,7 +25,7 @@ from headway.lab.tune.journal import Journal
 from headway.lab.tune.live import HEADERS, as_json, rows_of, summary_line, watching
 from headway.lab.tune.population import POPULATION, PopulationScheduler
 from headway.lab.tune.report import write_report
-from headway.lab.tune.scheduler import OptunaScheduler
+from headway.lab.tune.scheduler import BEGINS, OptunaScheduler
 from headway.lab.tune.settings import load_settings
 from headway.lab.tune.stop import stop_study
 from headway.lab.tune.study import BASE_FILE, new_study, open_study
@@ -247,7 +247,8 @@ def _print(study: Study) -> None:
 
 @tune.command()
 def best(study: StudyArgument, as_json: JsonOption = False) -> None:
-    """Print the best trial of a study: its value, its run, and the command that trains it again.
+    """Print the best trial of a study: its value, its run, and the command that trains it again. For a member of a
+    population, the run that it began from.
 
     With several objectives, the trials that no other one dominates.
 
@@ -280,7 +281,11 @@ def best(study: StudyArgument, as_json: JsonOption = False) -> None:
         words = [f"{key}={value}" for key, value in one.values.items()]
         print_line(f"trial {one.number}: {', '.join(f'{value:g}' for value in one.objectives or ())}")
         print_line(f"  run    {found.run_of(one.number)}")
-        print_line(f"  again  {shlex.join(['headway', 'train', str(found.folder / BASE_FILE), *words])}")
+        if BEGINS in one.notes:
+            parent, step = one.notes[BEGINS]
+            print_line(f"  from   {found.run_of(parent)}, step {step:,}")
+        else:
+            print_line(f"  again  {shlex.join(['headway', 'train', str(found.folder / BASE_FILE), *words])}")
 
 
 @tune.command()

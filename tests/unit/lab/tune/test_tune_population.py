@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from headway.core.errors import ConfigError
+from headway.lab.cli.tune import tune
 from headway.lab.tune.journal import FILE_NAME, TrialRecord, repair
 from headway.lab.tune.population import PopulationRule, PopulationScheduler
 from headway.lab.tune.scheduler import BEGINS, verdict_of
@@ -160,6 +162,18 @@ def test_a_generation_begins_when_the_one_before_has_ended(tmp_path: Path) -> No
     words = scheduler.words(following)
     assert words[-5:] == ["--from", str(study.run_of(0).absolute()), "--step", str(EVERY), "--accept-changes"]
     assert "checkpoint.keep_every='4 steps'" in scheduler.words(journal.record(0))
+
+
+def test_the_best_member_names_the_run_that_it_began_from(tmp_path: Path) -> None:
+    study = made_study(tmp_path / "study")
+    study.save()
+    found = work(study)
+    done = CliRunner().invoke(tune, ["best", str(tmp_path / "study")])
+    assert done.exit_code == 0, done.output
+    (best,) = (one for one in found if done.output.startswith(f"trial {one[0]}:"))
+    parent, step = best[5][BEGINS]
+    assert f"runs/{parent:04d}, step {step}" in done.output.replace("\n", "")
+    assert "again" not in done.output, "no command alone trains it again"
 
 
 @pytest.mark.parametrize(
