@@ -55,11 +55,19 @@ class Ended:
 
 
 Event = Drawn | Ended
+#: Events of one step, with what takes each.
+Events = list[tuple[Callable[[Event], None], Event]]
+
+
+def take_all(events: Events) -> None:
+    """Hand every event to what takes it."""
+    for take, event in events:
+        take(event)
 
 
 @dataclass
 class Sequence:
-    """A prompt that is continued; `emit` is called on the engine's thread with every event."""
+    """A prompt that is continued; `emit` takes every event (`Engine.deliver`)."""
 
     prompt: list[int]
     sampling: Sampling
@@ -82,6 +90,8 @@ class Engine:
 
     Attributes:
         steps: The batched model; None until the proof has ended.
+        deliver: Is called on the engine's thread with the events of each step, all at once: to wake another thread for
+            every token would cost more than the token.
     """
 
     def __init__(self, trained: TrainedModel, rows: int, *, exact: bool = True) -> None:
@@ -94,6 +104,8 @@ class Engine:
         self._failure: BaseException | None = None
         self._ready = threading.Event()
         self.steps: BatchedSteps | None = None
+        self.deliver: Callable[[Events], object] = take_all
+        self._events: Events = []
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
 
     def start(self) -> None:
@@ -140,6 +152,9 @@ class Engine:
         while not closing or self._active or self._waiting:
             closing |= self._take(wait=not closing and not self._active and not self._waiting)
             self._step()
+            if self._events:
+                events, self._events = self._events, []
+                self.deliver(events)
 
     def _take(self, wait: bool) -> bool:
         """Take what has arrived; return whether the engine is to close."""
@@ -193,7 +208,10 @@ class Engine:
             warning(f"{len(sequences)} of the replies failed: {error}")
             for one in sequences:
                 one.cache = None
-                one.emit(Ended("error", str(error).splitlines()[0] if str(error) else type(error).__name__))
+                self._emit(one, Ended("error", str(error).splitlines()[0] if str(error) else type(error).__name__))
+
+    def _emit(self, sequence: Sequence, event: Event) -> None:
+        self._events.append((sequence.emit, event))
 
     def _draw(self, sequence: Sequence, logits_V: torch.Tensor) -> None:
         """Draw the next token of a sequence; its cache is dropped at its end."""
@@ -202,14 +220,14 @@ class Engine:
         token = sample(logits_V, sampling.temperature, sampling.top_p, sequence.generator)
         if token in sequence.stop_ids:
             sequence.cache = None
-            sequence.emit(Ended("stop"))
+            self._emit(sequence, Ended("stop"))
             return
         sequence.last = token
         sequence.count += 1
-        sequence.emit(_drawn(token, logits_V, sampling.top_logprobs))
+        self._emit(sequence, _drawn(token, logits_V, sampling.top_logprobs))
         if sequence.count >= sampling.max_new_tokens:
             sequence.cache = None
-            sequence.emit(Ended("length"))
+            self._emit(sequence, Ended("length"))
 
 
 def _drawn(token: int, logits_V: torch.Tensor, top: int | None) -> Drawn:

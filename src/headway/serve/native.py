@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.core.random import derive_seed
 from headway.serve.asking import CHOICES, Asked, RefusedRequest, parse
 from headway.serve.backend import EVENTS, JSON, Answer, Call, one
-from headway.serve.engine import Ended, Engine, Event, Sampling, Sequence
+from headway.serve.engine import Ended, Engine, Event, Events, Sampling, Sequence, take_all
 from headway.serve.replying import Form, Piece, Reply
 from headway.training.evaluation.generation import check_generation
 from headway.training.evaluation.inference import TrainedModel, prompt_ids, stops_of_turns
@@ -92,6 +92,7 @@ class NativeBackend:
         if len(prompts) * asked.choices > CHOICES:
             raise RefusedRequest(f"a request gets at most {CHOICES} replies", param="n", code="invalid_value")
         samplings = [self._sampling(asked, prompt) for prompt in prompts]
+        self._engine.deliver = partial(_on_loop, asyncio.get_running_loop())
         form = Form(asked.is_chat, call.name, self._model, int(time.time()), asked.draws.top_logprobs is not None)
         drawing = _Drawing(self._engine, self._trained, asked, call.seconds, form=form)
         stop_ids = self._trained.stop_ids
@@ -207,13 +208,7 @@ class _Drawing:
                 self._engine.submit(sequence)
 
     def _emitter(self, index: int) -> Callable[[Event], None]:
-        def emit(event: Event) -> None:
-            try:
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
-            except RuntimeError:  # the loop has ended, and with it who asked
-                self._sequences[index].is_cancelled = True
-
-        return emit
+        return lambda event: self._events.put_nowait((index, event))
 
     def cancel(self) -> None:
         """End the computation."""
@@ -254,6 +249,12 @@ class _Drawing:
             counted = self.counted
             yield _event(self._form.last(counted.prompt, counted.drawn))
         yield b"data: [DONE]\n\n"
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, events: Events) -> None:
+    """Hand events over on the loop's thread; a loop that has ended has nobody who waits for them."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(take_all, events)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Place:
     """Certificate and key as PEM files."""
 
 
-class _Connection(H11Protocol):  # type: ignore[misc]
+class Connection(H11Protocol):  # type: ignore[misc]
     """A connection that is closed where its client sends no request, or does not read the reply."""
 
     header_seconds = HEADER_SECONDS
@@ -141,7 +141,7 @@ def serve(
     certificate, key = place.tls or (None, None)
     config = uvicorn.Config(
         front.application(),
-        http=_Connection,
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,

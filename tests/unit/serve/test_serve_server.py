@@ -227,6 +227,15 @@ def test_other_types_and_names_are_refused(server: Server) -> None:
         assert client.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
 
 
+def is_closed(one: socket.socket) -> bool:
+    """Wait for the end of a connection, and leave it."""
+    with one:
+        try:
+            return one.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
 def test_silent_and_slow_clients_stop_nobody(server: Server) -> None:
     idle = [raw(server, b"") for _ in range(50)]
     halves = [raw(server, b"POST /v1/comp") for _ in range(50)]
@@ -237,11 +246,8 @@ def test_silent_and_slow_clients_stop_nobody(server: Server) -> None:
         for one in senders:
             one.close()
         assert wait_until(lambda: "headway_serve_requests_running 0" in client.get("/metrics").text, LONG)
-    # Those that send no head are cut off.
-    for one in (idle[0], halves[0]):
-        assert one.recv(1) == b"" if one is idle[0] else True
-    for one in (*idle, *halves):
-        one.close()
+    for one in (*idle, *halves):  # those that send no head are cut off
+        assert is_closed(one)
 
 
 def test_a_client_that_goes_away_ends_its_computation(server: Server) -> None:
