@@ -64,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headway-study-") as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(exist_ok=True)
-        rules = {"asha": f"{{name: asha, first_steps: {options.steps // 12}}}", "grid": "none"}
+        rules = {"asha": f"{{name: asha, first_steps: {options.steps // 12}, factor: 4}}", "grid": "none"}
         found = {name: study(folder, name, options.steps, stopping) for name, stopping in rules.items()}
     loss, steps = (found["asha"][key] / found["grid"][key] for key in ("best", "steps"))
     for name, one in found.items():

@@ -93,6 +93,21 @@ def test_a_stopped_study_saves_its_trials(tmp_path: Path, by_command: bool) -> N
 
 
 @pytest.mark.slow
+def test_trials_that_a_killed_search_has_left_are_stopped_too(tmp_path: Path) -> None:
+    write_study(tmp_path, {**SPACE, "stopping": "none", "trials": 1}, train={"steps": 400})
+    study = tmp_path / "studies" / "toy"
+    process = _started(tmp_path)
+    wait_until(lambda: process.poll() is not None or steps_done(study) >= 3, LONG)
+    process.kill()
+    process.wait()
+    run = study / "runs" / "0000"
+    assert "1 trial asked to save and stop" in stop_study(open_study(study))
+    wait_until(lambda: Run(run).outcome != "running", LONG)
+    assert Run(run).state == "preempted"
+    assert outcome(study)["trials"][0][1] == "running"
+
+
+@pytest.mark.slow
 def test_a_budget_holds_over_all_trials(tmp_path: Path) -> None:
     """A dollar a second: the second trial, or the third one, is saved before the budget is spent."""
     write_study(tmp_path, {**SPACE, "stopping": "none", "trials": 50}, train={"steps": 40})
