@@ -121,7 +121,8 @@ def loss(records: list[TrialRecord], record: TrialRecord, step: int) -> float:
         parent, at = record.notes[BEGINS]
         before = loss(records, records[parent], at)
     values: Mapping[str, Any] = record.values
-    return before / 2 + abs(math.log10(values[RATE]) + 2.5) + values[DECAY] + 1 / step
+    far = abs(math.log10(values[RATE]) + 2.5) + values[DECAY]
+    return (before / 2 + far + 1) / step**2
 
 
 def test_a_kill_after_a_line_of_the_journal_changes_nothing(tmp_path: Path) -> None:
