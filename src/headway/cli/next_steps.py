@@ -53,7 +53,7 @@ STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "plan": (("train {config} {overrides}", "start it here"), ("launch {config} --on TARGET", "or on a cluster")),
     "profile": (("train {config} {overrides}", "start it"),),
     "verify": (("train {config} {overrides}", "start it"),),
-    "chaos": (("train {config} {overrides}", "start it"),),
+    "chaos run": (("train {config} {overrides}", "start it"),),
     "bench run": (("bench report {output}", "its report again"),),
     "prices list": (("plan CONFIG --gpus 8xH100", "time and cost of a run there"),),
     "cost show": (("report {run}", "its curves on a page"),),

@@ -1,17 +1,32 @@
-"""`headway chaos`."""
+"""`headway chaos`: campaigns of kills, and drills of a recovery."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, seconds_of, writing
+from headway.command_line import (
+    ConfigArgument,
+    DefaultVerb,
+    JsonOption,
+    OverridesArgument,
+    RunArgument,
+    load,
+    print_json,
+    print_table,
+    seconds_of,
+    writing,
+)
 from headway.core.console import print_lines
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.scratch import scratch_folder
+from headway.lab.chaos.drill import LOSSES
+from headway.lab.chaos.drill import drill as run_drill
+from headway.lab.chaos.drill_report import HEADERS, drill_page, rows, verdict
 from headway.run.session.completed import in_steps
 
 HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
@@ -38,12 +53,90 @@ Exit codes: 0 all equal, 1 a difference, or an exceeded limit, 2 usage or config
 """
 
 
+_DRILL_HELP = """Let copies of a run lose what a run can lose, restore them, and compare the bits. The run is only read.
+
+Every copy begins with the newest checkpoint of RUN and trains until its third save. One continues undisturbed. Every \
+other one is killed right before its last save, and loses its disk, its remote checkpoints, or its disk and the newest \
+remote checkpoint. Then the same command continues it. Its last state must be that of the undisturbed copy. The report \
+has the recovery time (RTO: to the first new step) and the recovery point (RPO: steps that were lost).
+
+[bold]Examples[/bold]
+
+headway chaos drill runs/quickstart
+headway chaos drill runs/quickstart --remote s3://bucket/drills --every 20
+headway chaos drill runs/mine --loss disk --max-recovery 60s --output drill
+
+Exit codes: 0 all equal, 1 a difference, or an exceeded limit, 2 usage or config, 4 no checkpoint.
+"""
+
+chaos = typer.Typer(
+    cls=DefaultVerb,
+    no_args_is_help=True,
+    help="Kill runs and compare the bits: headway chaos CONFIG is a campaign, headway chaos drill RUN a recovery.",
+    subcommand_metavar="CONFIG|COMMAND [ARGS]...",
+)
+
+
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command("chaos", help=HELP)(chaos)
+    app.add_typer(chaos, name="chaos")
 
 
-def chaos(
+@chaos.command("drill", help=_DRILL_HELP)
+def drill(
+    run: RunArgument,
+    *,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote",
+            metavar="URL",
+            help="Folder for remote checkpoints of the copies (s3://..., file:///...); a folder here when not given.",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option("--every", min=2, help="Steps between saves; as in the run's config when not given."),
+    ] = None,
+    loss: Annotated[
+        list[str] | None,
+        typer.Option("--loss", help="disk, remote or newest; may be repeated. All when not given.", show_default=False),
+    ] = None,
+    max_recovery: Annotated[
+        str | None,
+        typer.Option(
+            "--max-recovery", metavar="TIME", help="Limit on the recovery time, e.g. 60s.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="New folder for copies, logs, drill.html and drill.json.", show_default=False
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run `headway chaos drill`."""
+    limit = None if max_recovery is None else seconds_of(max_recovery, "--max-recovery", "60s")
+    with nullcontext(output) if output else scratch_folder("headway-drill-") as folder:
+        result = run_drill(run, folder, remote=remote, every=every, losses=loss or tuple(LOSSES))
+    result.max_recovery_seconds = limit
+    if output is not None:
+        with writing(output):
+            write_json(output / "drill.json", result.record())
+            (output / "drill.html").write_text(drill_page(result), encoding="utf-8")
+    if as_json:
+        print_json(result.record())
+    else:
+        print_table(HEADERS, rows(result), numeric=range(1, 6))
+        print_lines("\n".join([*(f"FAIL  {problem}" for problem in result.problems), verdict(result)]))
+    if result.problems:
+        raise typer.Exit(1)
+
+
+@chaos.command("run", help=HELP)
+def campaign(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     *,
@@ -110,8 +203,6 @@ def chaos(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway chaos`."""
-    from contextlib import nullcontext
-
     from headway.lab.chaos.report import render, run_campaign
 
     try:
