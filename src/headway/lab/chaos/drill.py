@@ -224,8 +224,11 @@ class _Copies:
         lost_at = self._last - 1
         most = loss.intervals * self._every
         remote = f"{self._remote['url']}/{loss.name}"
+        before = self._uploaded - self._every
         try:
-            self._train_until_lost(run, remote, lost_at)
+            if loss.intervals > 1:  # an upload is left out if the next save comes first, but this one is needed
+                self._train_until_lost(run, remote, before + 1, before)
+            self._train_until_lost(run, remote, lost_at, self._uploaded)
         except HeadwayError as error:
             return Recovery(loss.name, loss.what, lost_at, None, None, most, None, None, None, (error.what,))
         loss.happen(run, self._open(f"{remote}/{run.name}/run-001"), self._uploaded)
@@ -255,13 +258,13 @@ class _Copies:
             problems=tuple(problems),
         )
 
-    def _train_until_lost(self, run: Path, remote: str, step: int) -> None:
-        """Train a copy until it hangs before a step, wait until its newest save is uploaded, and kill it.
+    def _train_until_lost(self, run: Path, remote: str, step: int, uploaded: int) -> None:
+        """Train a copy until it hangs before a step, wait until the save of another one is uploaded, and kill it.
 
         Raises:
             HeadwayError: It does not come that far.
         """
-        faults = self._folder / f"{run.parent.name}.faults.jsonl"
+        faults = self._folder / f"{run.parent.name}-{step}.faults.jsonl"
         variables = {FAULTS_VARIABLE: f"hang@data={step}", FAULTS_LOG_VARIABLE: str(faults)}
         url, options = f"{remote}/{run.name}", self._remote.get("options", {})
         with running(self._command(run, remote), self._log(run), variables) as process:
@@ -270,7 +273,7 @@ class _Copies:
                 if process.poll() is not None:
                     return True
                 hangs = any(read_json_lines(faults))
-                return hangs and any(found.manifest.step == self._uploaded for found in remote_manifests(url, options))
+                return hangs and any(found.manifest.step == uploaded for found in remote_manifests(url, options))
 
             came = wait_until(is_there, _COMMAND_SECONDS, 0.2)
             if not came or process.poll() is not None:
