@@ -27,7 +27,14 @@ ROOT = Path(__file__).parents[2]
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
 #: Verbs in whose place a word that names none stands for a subcommand: `headway bench SUITE`.
-GROUPS_WITH_A_DEFAULT = {"bench": "run", "chaos": "run", "prices": "list", "launch": "run", "tune": "run", "serve": "run"}
+GROUPS_WITH_A_DEFAULT = {
+    "bench": "run",
+    "chaos": "run",
+    "prices": "list",
+    "launch": "run",
+    "tune": "run",
+    "serve": "run",
+}
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str]]:

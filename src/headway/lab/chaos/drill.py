@@ -142,7 +142,7 @@ def drill(
     *,
     remote: str | None = None,
     every: int | None = None,
-    losses: Sequence[str] = tuple(LOSSES),
+    losses: Sequence[str] | None = None,
 ) -> DrillResult:
     """Let copies of a run lose something, restore them, and compare their last state with an undisturbed copy's.
 
@@ -151,7 +151,7 @@ def drill(
         folder: Folder for the copies; not removed.
         remote: URL below which the drill makes a folder for remote checkpoints; a folder on this machine if None.
         every: Steps between saves; those of the config when not given.
-        losses: Names of what is lost (`LOSSES`), one copy each.
+        losses: Names of what is lost (`LOSSES`), one copy each; all if None.
 
     Raises:
         ConfigError: The run promises no equal bits, or there is no such loss.
@@ -159,6 +159,7 @@ def drill(
         HeadwayError: The undisturbed copy fails.
     """
     check_not_a_worker("chaos")
+    losses = losses or tuple(LOSSES)
     unknown = [name for name in losses if name not in LOSSES]
     if unknown:
         raise ConfigError(f"there is no loss '{unknown[0]}'", where="--loss", fix=f"one of {', '.join(LOSSES)}")
@@ -166,7 +167,11 @@ def drill(
     if config.determinism == "off":
         raise ConfigError("determinism 'off' promises no equal bits", where=str(run), fix="determinism=run")
     if config.parallel.machines > 1:
-        raise ConfigError("a drill has one machine", where=str(run), fix="headway chaos CONFIG --machines N")
+        raise ConfigError(
+            "a drill has one machine",
+            where=str(run),
+            fix=f"headway chaos {run}/config.yaml --machines {config.parallel.machines}",
+        )
     newest = CheckpointStore(run / "checkpoints").newest()
     if newest is None:
         raise CheckpointError("there is no checkpoint", where=str(run), fix=f"headway checkpoints restore {run}")

@@ -24,9 +24,6 @@ from headway.core.console import print_lines
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.scratch import scratch_folder
-from headway.lab.chaos.drill import LOSSES
-from headway.lab.chaos.drill import drill as run_drill
-from headway.lab.chaos.drill_report import HEADERS, drill_page, rows, verdict
 from headway.run.session.completed import in_steps
 
 HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
@@ -69,10 +66,21 @@ headway chaos drill runs/mine --loss disk --max-recovery 60s --output drill
 Exit codes: 0 all equal, 1 a difference, or an exceeded limit, 2 usage or config, 4 no checkpoint.
 """
 
+_GROUP_HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
+
+headway chaos CONFIG [KEY=VALUE ...] is a campaign of kills: headway chaos run -h has its options. headway chaos drill \
+RUN lets copies of a run lose their disk or remote checkpoints, and measures how they come back.
+
+[bold]Examples[/bold]
+
+headway chaos elastic train.steps=40 --kills 20
+headway chaos drill runs/quickstart
+"""
+
 chaos = typer.Typer(
     cls=DefaultVerb,
     no_args_is_help=True,
-    help="Kill runs and compare the bits: headway chaos CONFIG is a campaign, headway chaos drill RUN a recovery.",
+    help=_GROUP_HELP,
     subcommand_metavar="CONFIG|COMMAND [ARGS]...",
 )
 
@@ -118,9 +126,12 @@ def drill(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway chaos drill`."""
+    from headway.lab.chaos.drill import drill as run_drill
+    from headway.lab.chaos.drill_report import HEADERS, drill_page, rows, verdict
+
     limit = None if max_recovery is None else seconds_of(max_recovery, "--max-recovery", "60s")
     with nullcontext(output) if output else scratch_folder("headway-drill-") as folder:
-        result = run_drill(run, folder, remote=remote, every=every, losses=loss or tuple(LOSSES))
+        result = run_drill(run, folder, remote=remote, every=every, losses=loss)
     result.max_recovery_seconds = limit
     if output is not None:
         with writing(output):

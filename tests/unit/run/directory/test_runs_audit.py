@@ -30,7 +30,7 @@ READ = {
     "checkpoints list",
     "checkpoints verify", "checkpoints diff", "ledger", "top", "ui", "track", "track export", "launch status",
     "launch logs", "launch wait", "launch serve",
-    "models", "eval", "benchmark", "generate", "chat", "serve", "chaos drill", "cost show", "alerts check",
+    "models", "eval", "benchmark", "generate", "chat", "serve run", "chaos drill", "cost show", "alerts check",
 }  # fmt: skip
 
 
