@@ -180,30 +180,41 @@ def drill(
     folder.mkdir(parents=True, exist_ok=True)
     given = config.checkpoint.every
     by_steps = given.amount if not isinstance(given, str) and given.unit == "steps" else _EVERY
-    copies = _Copies(run, newest.path, config, folder, remote, every or by_steps, newest.step)
+    copies = _Copies(_Original(run, config, newest.path, newest.step), folder, remote, every or by_steps)
     with stoppable():
         return copies.drill([LOSSES[name] for name in losses])
+
+
+@dataclass(frozen=True)
+class _Original:
+    """The run that is copied."""
+
+    path: Path
+    config: Config
+    checkpoint: Path
+    """Its newest one that verifies."""
+    step: int
+    """Its step."""
 
 
 class _Copies:
     """Copies of one run.
 
     Args:
-        run: The run directory.
-        checkpoint: Its newest checkpoint.
-        config: Its config.
+        original: The run.
         folder: Folder of the copies.
         remote: URL for a folder of remote checkpoints; None for one on this machine.
         every: Steps between saves.
-        first: Step of the checkpoint.
     """
 
-    def __init__(
-        self, run: Path, checkpoint: Path, config: Config, folder: Path, remote: str | None, every: int, first: int
-    ) -> None:  # fmt: skip
-        self._run, self._checkpoint, self._config, self._folder = run, checkpoint, config, folder
-        self._every, self._first = every, first
-        self._uploaded = (first // every + _SAVES - 1) * every
+    def __init__(self, original: _Original, folder: Path, remote: str | None, every: int) -> None:
+        self._run = original.path
+        self._config = original.config
+        self._checkpoint = original.checkpoint
+        self._folder = folder
+        self._every = every
+        self._first = original.step
+        self._uploaded = (original.step // every + _SAVES - 1) * every
         self._last = self._uploaded + every
         self._remote = self._place(remote)
 
