@@ -68,8 +68,8 @@ Exit codes: 0 all equal, 1 a difference, or an exceeded limit, 2 usage or config
 
 _GROUP_HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
 
-headway chaos CONFIG [KEY=VALUE ...] is a campaign of kills: headway chaos run -h has its options. headway chaos drill \
-RUN lets copies of a run lose their disk or remote checkpoints, and measures how they come back.
+With a config it is a campaign of kills, whose options headway chaos run -h lists. With drill and a run, copies of that \
+run lose their disk or remote checkpoints, and the report says how they came back.
 
 [bold]Examples[/bold]
 
