@@ -68,8 +68,8 @@ Exit codes: 0 all equal, 1 a difference, or an exceeded limit, 2 usage or config
 
 _GROUP_HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
 
-With a config it is a campaign of kills, whose options headway chaos run -h lists. With drill and a run, copies of that \
-run lose their disk or remote checkpoints, and the report says how they came back.
+With a config it is a campaign of kills, whose options headway chaos run -h lists. With drill, copies of a run \
+lose their disk or remote checkpoints, and the report says how they came back.
 
 [bold]Examples[/bold]
 
