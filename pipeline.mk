@@ -13,7 +13,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 # ghcr.io/owner; empty for an image that stays here.
 REGISTRY ?=
-NAME ?= $(if $(REGISTRY),$(REGISTRY)/)headway-$(TARGET)
+# Registries take lower case only, and an owner on GitHub may have capitals.
+NAME ?= $(shell echo '$(if $(REGISTRY),$(REGISTRY)/)headway-$(TARGET)' | tr A-Z a-z)
 # One architecture's image has a suffix, `-amd64`; the name without one stands for all of them.
 SUFFIX ?=
 IMAGE ?= $(NAME):$(VERSION)$(SUFFIX)
@@ -100,7 +101,7 @@ scan:
 
 image-sbom:
 	@command -v syft >/dev/null || { echo "error: there is no syft: https://github.com/anchore/syft"; exit 1; }
-	SYFT_CHECK_FOR_APP_UPDATE=false syft scan oci-dir:$(LAYOUT) --output cyclonedx-json=build/images/$(TARGET).cdx.json
+	SYFT_CHECK_FOR_APP_UPDATE=false syft scan oci-dir:$(LAYOUT) --output cyclonedx-json=build/images/$(TARGET)$(SUFFIX).cdx.json
 
 push:
 	docker push $(IMAGE)
@@ -116,5 +117,6 @@ sign:
 
 # Whoever pulls an image can ask what is in it: cosign verify-attestation --type cyclonedx.
 attest:
-	for image in $$(cat $(DIGESTS)/$(TARGET)-*); do \
-		cosign attest --yes --type cyclonedx --predicate build/images/$(TARGET).cdx.json "$$image" || exit 1; done
+	for file in $(DIGESTS)/$(TARGET)-*; do \
+		cosign attest --yes --type cyclonedx --predicate "build/images/$$(basename "$$file").cdx.json" \
+			"$$(cat "$$file")" || exit 1; done

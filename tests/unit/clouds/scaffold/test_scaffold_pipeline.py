@@ -288,3 +288,31 @@ def test_a_scan_without_a_scanner_or_a_database_fails(project: Path, tmp_path: P
     grype.write_text('#!/bin/sh\necho "$@" >> "$0.log"\n', encoding="utf-8")
     assert run(make, "scan", cwd=project, PATH=str(tmp_path)).returncode == 0
     assert "oci-dir:build/images/train" in (tmp_path / "grype.log").read_text(encoding="utf-8")
+
+
+def test_each_architecture_is_signed_before_it_gets_its_name(lab: Path, tmp_path: Path) -> None:
+    make = tool("make")
+    log = tmp_path / "log"
+    for name in ("cosign", "docker"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {log}\necho sha256:common\n', encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    digests = tmp_path / "digests"
+    digests.mkdir()
+    for architecture in ("amd64", "arm64"):
+        (digests / f"train-{architecture}").write_text(f"r/lab@sha256:{architecture}\n", encoding="utf-8")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    words = ("REGISTRY=ghcr.io/Owner", "VERSION=1", f"DIGESTS={digests}")
+    done = run(make, "sign", "attest", *words, cwd=lab, PATH=path)
+    assert done.returncode == 0, done.stderr
+    name = "ghcr.io/owner/my-lab-train"
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if "inspect" not in line]
+    assert lines == [
+        "cosign sign --yes r/lab@sha256:amd64",
+        "cosign sign --yes r/lab@sha256:arm64",
+        f"docker buildx imagetools create --tag {name}:1 r/lab@sha256:amd64 r/lab@sha256:arm64",
+        f"cosign sign --yes {name}@sha256:common",
+        *(
+            f"cosign attest --yes --type cyclonedx --predicate build/images/train-{one}.cdx.json r/lab@sha256:{one}"
+            for one in ("amd64", "arm64")
+        ),
+    ]
