@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from headway.training.evaluation.inference import TrainedModel
 
 
+#: Tokens of prompts that are computed between two steps, before the last prompt of them.
+_PROMPT_TOKENS = 512
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the tokens of a sequence are drawn; the fields are arguments of `generate`."""
@@ -171,9 +175,11 @@ class Engine:
                 self._waiting.append(sequence)
 
     def _step(self) -> None:
-        """Begin one waiting sequence, so that the others wait for one prompt at most, and draw a token of all."""
+        """Begin waiting sequences, at most so many that the others do not wait long, and draw a token of all."""
         self._active = [one for one in self._active if not one.is_cancelled]
-        if self._waiting and len(self._active) < self._rows:
+        begun = 0
+        while self._waiting and len(self._active) < self._rows and begun < _PROMPT_TOKENS:
+            begun += len(self._waiting[0].prompt)
             self._begin(self._waiting.popleft())
         active = list(self._active)
         if not active:
