@@ -173,7 +173,8 @@ def main() -> None:
         for streams, one in found["streams"].items():
             rates = {key: round(value) for key, value in one["tokens_per_second"].items()}
             print(
-                f"{name}, {streams} streams: {rates}, exact/transformers {one['ratios']['exact']:.2f}", file=sys.stderr
+                f"{name}, {streams} streams: {rates}, exact to transformers {one['ratios']['exact']:.2f}",
+                file=sys.stderr,
             )
 
 
