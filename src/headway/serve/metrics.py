@@ -39,9 +39,6 @@ class Metrics:
         self._switches = Counter(
             "headway_serve_switches", "Changes of an alias that were followed", ["outcome"], registry=self._registry
         )
-        self._outcomes = Counter(
-            "headway_serve_outcomes", "Outcomes of requests that were posted", ["arm"], registry=self._registry
-        )
         build = Gauge("headway_build_info", "Version of Headway; 1", ["version"], registry=self._registry)
         build.labels(__version__).set(1)
 
@@ -64,10 +61,6 @@ class Metrics:
     def switched(self, outcome: str) -> None:
         """Count a change of an alias: `done` or `failed`."""
         self._switches.labels(outcome).inc()
-
-    def outcome(self, arm: str) -> None:
-        """Count a posted outcome."""
-        self._outcomes.labels(arm).inc()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics as text, and its content type."""

@@ -79,11 +79,6 @@ class NativeBackend:
         """End the engine."""
         self._engine.close()
 
-    @property
-    def load(self) -> tuple[int, int]:
-        """How many sequences are computed, and how many wait."""
-        return self._engine.load
-
     async def answer(self, call: Call) -> Answer:
         """Answer a request."""
         default = None if call.is_chat else _TOKENS_OF_COMPLETION
