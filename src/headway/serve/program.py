@@ -66,7 +66,7 @@ class ProgramBackend:
         try:
             import httpx
         except ImportError:
-            raise missing_extra("httpx", "httpx", "requests are passed on to a program") from None
+            raise missing_extra("httpx", "serve", "requests are passed on to a program") from None
         self.label = label
         self._owned = owned
         self._key = secrets.token_urlsafe(32)
