@@ -354,7 +354,7 @@ def _print_plan(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
 
 def _print_options(made: Plan) -> None:
     headers = ["", "STRATEGY", "CHECKPOINTING", "ROWS", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "BUFFERS",
-               "COMM", "PEAK", "FITS", "TOKENS/S", "MFU", "TIME", "WITH"]  # fmt: skip
+               "COMM", "PEAK", "RESERVE", "FITS", "TOKENS/S", "MFU", "TIME", "WITH"]  # fmt: skip
     chosen = made.recommendation.option
     second = made.recommendation.runner_up
     added = [option for option in (chosen, second) if option is not None and option not in made.table]
@@ -363,8 +363,10 @@ def _print_options(made: Plan) -> None:
         for option in (*made.table, *added)
         if option.memory is not None
     ]
-    print_table(headers, lines, numeric=[*range(3, 11), 12, 13, 14])
-    print_line("each row: the peak of a step, on the worker that needs most memory; ROWS: of a micro-batch")
+    print_table(headers, lines, numeric=[*range(3, 12), 13, 14, 15])
+    print_line(
+        "each row: the peak of a step, on the worker that needs most; RESERVE: what allocator and NCCL hold besides"
+    )
     if chosen is not None:
         print_line(f"*: recommended{'' if second is None else '; +: runner-up'}")
     listed = f"listed: {made.deepspeed}" if made.deepspeed else f"left out: {made.no_deepspeed}"
@@ -383,6 +385,7 @@ def _line(made: Plan, option: Option) -> list[str]:
         str(option.layout.micro_batch),
         *(format_bytes(count) for count in option.memory.peak.parts.values()),
         format_bytes(option.memory.peak_bytes),
+        format_bytes(option.memory.reserve_bytes),
         {True: "yes", False: "no", None: "n/a"}[option.fits],
         _about(made.tokens_per_second(option)),
         _percent(made.mfu(option)),

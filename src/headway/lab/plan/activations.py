@@ -57,6 +57,10 @@ each expert has its own products, those of every second expert are kept, assumin
 computes all experts at once (`has_grouped_kernel`) is no product to `models/recompute.py`, so nothing of it is kept. Of
 shared experts the second product is kept.
 
+Compiled, silu(gate) is never written: the partition of the joint graph by the smallest cut recomputes cheap elementwise
+results from saved ones, and the branches are saved anyway (PyTorch, `torch/_functorch/partitioners.py`,
+`min_cut_rematerialization_partition`; Chen et al. 2016, "Training deep nets with sublinear memory cost", for the idea).
+
 Copies of weights live as long as the tensors saved with them. Sharded weights have no copies: products then save the
 gathered weight, which is freed with all others.
 
@@ -169,6 +173,7 @@ class Activations:
             expert=mesh.ep,
             masked_pairs=masked_pairs(config, model, mesh.cp, layout.micro_batch),
             context=mesh.cp,
+            compiled=config.train.compile,
         )
 
     @classmethod
@@ -184,6 +189,7 @@ class Activations:
         expert: int = 1,
         masked_pairs: int = 0,
         context: int = 1,
+        compiled: bool = False,
     ) -> Activations:
         """Compute the sizes for a micro-batch.
 
@@ -198,6 +204,7 @@ class Activations:
             expert: Workers that share the experts. Each receives as many pairs of token and expert as it has itself.
             masked_pairs: Result of `masked_pairs`.
             context: Workers that share a row.
+            compiled: Whether layers are compiled.
         """
         shape = Shape.of(model)
         cpu = device == "cpu"
@@ -240,12 +247,13 @@ class Activations:
         sides = [(shape.dim, width + 2 * shape.kv_heads * shape.head_dim), (width, shape.dim)]
         # Without a gate: the ReLU, which its square saves too, and the square.
         branches = 1 if model.activation == "relu2" else 2
+        fused = (branches - 1) * inner if compiled else 0
         feed_forward = [(shape.dim, branches * shape.ffn_dim), (shape.ffn_dim, shape.dim)]
         matrices = _copied(sides, fp8) // tensor
         kept = stream * _FP32 + ((queries + 2 * keys) + queries) * element + sums
         half = _HALF if element == _HALF else 0
         dense = LayerSizes(
-            saved=attention + (tokens * shape.dim + 2 * branches * inner) * element,
+            saved=attention + (tokens * shape.dim + 2 * branches * inner - fused) * element,
             selected=kept + branches * inner * element,
             casts=(matrices + _copied(feed_forward, fp8) // tensor) * half,
             # Gradients of both branches and of their product, just before the saved tensors are freed.

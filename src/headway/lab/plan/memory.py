@@ -1,8 +1,8 @@
 """Bytes on the worker that needs most, by part, at the moments of a step that may be the peak.
 
 Everything is arithmetic over the shape, the strategy and the mesh; `docs/plan.md` describes how it was checked. Memory
-of the device's driver and the communication library, and fragmentation, are not counted: `recommend.USABLE_SHARE`
-leaves room for them.
+that the allocator and the communication library hold in addition is the plan's reserve (`peak.py`). The driver's memory
+and fragmentation are not counted: `recommend.USABLE_SHARE` leaves room for them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,13 @@ def plan_memory(
         else:
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()
-    return MemoryPlan([moment.plus(moment.name, weights=teacher) for moment in moments])
+    # Besides that of all workers, a communicator for each dimension with several of them.
+    split = sum(size > 1 for size in layout.mesh.sizes.values())
+    return MemoryPlan(
+        [moment.plus(moment.name, weights=teacher) for moment in moments],
+        communicators=1 + split if split and device != "cpu" else 0,
+        caches=device != "cpu",
+    )
 
 
 def _activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:

@@ -1,9 +1,14 @@
-"""The content of memory at points of a step, and its peak."""
+"""The content of memory at points of a step, its peak, and what is held beyond it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+
+#: A channel's buffer for one direction, and the most channels of a communicator (NCCL's user guide, `NCCL_BUFFSIZE` and
+#: `NCCL_MAX_CTAS`).
+_NCCL_BUFFER = 4 * 2**20
+_NCCL_CHANNELS = 32
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,10 @@ class MemoryPlan:
     """The memory of the worker that needs most."""
 
     moments: Sequence[Moment]
+    communicators: int = 0
+    """Groups of workers with buffers in NCCL."""
+    caches: bool = False
+    """Whether an allocator keeps freed blocks, as PyTorch's for CUDA does."""
 
     @property
     def peak(self) -> Moment:
@@ -52,3 +61,32 @@ class MemoryPlan:
     def peak_bytes(self) -> int:
         """Bytes at the peak."""
         return self.peak.total
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that the allocator reserves in addition to those allocated at the peak.
+
+        A freed block serves only the stream that it was allocated on (PyTorch, `c10/cuda/CUDACachingAllocator.cpp`,
+        `BlockPool` and `Block::stream`), and collectives have streams of their own. So the largest amounts of both are
+        reserved, although they are not needed at the same time. Holes between blocks are not in it: their number
+        follows from the order of all requests, and expandable segments leave hardly any.
+        """
+        if not self.caches:
+            return 0
+        sent = max(moment.communication for moment in self.moments)
+        others = max(moment.total - moment.communication for moment in self.moments)
+        return sent + others - self.peak_bytes
+
+    @property
+    def library_bytes(self) -> int:
+        """Bytes of NCCL's buffers at most: one to send and one to receive for every channel of a communicator."""
+        return self.communicators * 2 * _NCCL_CHANNELS * _NCCL_BUFFER
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes that are held in addition to the tensors of the peak; without those of the driver."""
+        return self.pool_bytes + self.library_bytes
+
+    def fits(self, usable: float, whole: float) -> bool:
+        """Return whether the tensors fit into the usable bytes of a device, and all that is held into the whole."""
+        return self.peak_bytes <= usable and self.peak_bytes + self.reserve_bytes <= whole

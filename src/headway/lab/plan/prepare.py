@@ -145,6 +145,7 @@ class Plan:
             "micro_batch": layout and layout.micro_batch,
             "micro_batches": layout and layout.micro_batches,
             "peak_bytes": memory and memory.peak_bytes,
+            "reserve_bytes": memory and memory.reserve_bytes,
             "peak_at": memory and memory.peak.name,
             "parts_bytes": memory and memory.peak.parts,
             "fits": option.fits,

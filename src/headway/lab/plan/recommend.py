@@ -165,7 +165,7 @@ def option(
     except HeadwayError as error:
         return Option(tuple(overrides), None, refusal=error)
     usable = usable_bytes(machines)
-    fits = None if usable is None else memory.peak_bytes <= usable
+    fits = None if usable is None else memory.fits(usable, usable / USABLE_SHARE)
     speed = plan_speed(changed, model, layout, machines)
     seconds = None if speed is None else _run_seconds(changed, model, layout, machines)
     return Option(tuple(overrides), layout, memory=memory, speed=speed, run_seconds=seconds, fits=fits)

@@ -16,7 +16,7 @@ from headway.core.errors import ConfigError
 from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory import plan_memory
-from headway.lab.plan.peak import MemoryPlan
+from headway.lab.plan.peak import MemoryPlan, Moment
 from headway.lab.plan.prepare import make_plan
 from headway.models.facts import count_parameters
 from headway.parallel.world import World
@@ -204,3 +204,58 @@ def test_degrees_divide_what_they_cut() -> None:
     layers, queries, mask = 24, 2 * 256 * 16 * 64, 128 * 5 * 128
     assert context.peak.activations - alone.peak.activations / 2 == layers * 4 * (3 * queries + mask)
     assert pipeline.peak.weights < 0.7 * alone.peak.weights
+
+
+def test_reserve_holds_the_largest_amount_of_every_stream() -> None:
+    """What collectives need at one moment and layers at another is reserved at both."""
+    moments = [Moment("gathered", weights=10, communication=7), Moment("layer", weights=10, activations=20)]
+    assert MemoryPlan(moments).reserve_bytes == 0
+    held = MemoryPlan(moments, caches=True)
+    assert (held.peak_bytes, held.reserve_bytes) == (30, 7)
+    assert MemoryPlan(moments, communicators=2).reserve_bytes == 2 * 256 * 2**20
+
+
+def test_only_several_workers_of_gpus_have_communicators() -> None:
+    assert plan("single", 1).communicators == 0
+    assert plan("zero3").communicators == 2
+    assert plan("zero3", device="cpu").reserve_bytes == 0
+
+
+def test_compiled_layers_save_no_activation_of_the_gate() -> None:
+    """The partition that compilers use keeps branches and product; eager layers keep silu(gate) too."""
+    tokens, dim, inner = 64, 32, 256
+
+    class FeedForward(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = torch.nn.Linear(dim, 2 * inner, bias=False)
+            self.down = torch.nn.Linear(inner, dim, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gate, linear = self.both(x).chunk(2, -1)
+            down: torch.Tensor = self.down(torch.nn.functional.silu(gate) * linear)
+            return down
+
+    layer = FeedForward()
+    x = torch.randn(tokens, dim, requires_grad=True)
+
+    def saved(call: Any) -> int:
+        found: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            result = call(x)
+        del result
+        return sum(found.values())
+
+    difference = saved(layer) - saved(torch.compile(layer, backend="aot_eager_decomp_partition"))
+    assert difference == 4 * tokens * inner
+    train: dict[str, Any] = {"global_batch": 8, "micro_batch": 8, "precision": "bf16"}
+    eager, compiled = (plan("single", 1, train={**train, "compile": c}).peak.activations for c in (False, True))
+    ffn_dim = ModelConfig(preset="350m").ffn_dim
+    layers = ModelConfig(preset="350m").layers
+    assert ffn_dim is not None and layers is not None
+    assert eager - compiled == 2 * 8 * 512 * ffn_dim * layers

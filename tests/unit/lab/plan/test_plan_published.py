@@ -19,3 +19,4 @@ def test_published_speeds_are_near_what_is_planned() -> None:
     result = subprocess.run([sys.executable, str(BENCHMARK)], capture_output=True, text=True, timeout=LONG, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "held out, speed ratio: 50 cases" in result.stdout
+    assert "held out, memory ratio: 15 cases" in result.stdout
