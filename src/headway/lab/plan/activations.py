@@ -173,7 +173,7 @@ class Activations:
             expert=mesh.ep,
             masked_pairs=masked_pairs(config, model, mesh.cp, layout.micro_batch),
             context=mesh.cp,
-            compiled=config.train.compile,
+            compiled=config.train.compile not in (False, "auto"),  # which may decide against it
         )
 
     @classmethod
