@@ -93,12 +93,31 @@ def plan_memory(
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()
     # Besides that of all workers, a communicator for each dimension with several of them.
+    offloads = config.optimizer.offload and device != "cpu"
     split = sum(size > 1 for size in layout.mesh.sizes.values())
     return MemoryPlan(
         [moment.plus(moment.name, weights=teacher) for moment in moments],
         communicators=1 + split if split and device != "cpu" else 0,
+        host_bytes=max(host_bytes(stage, layout, config.optimizer.name) for stage in stages) if offloads else 0,
         caches=device != "cpu",
     )
+
+
+def host_bytes(stage: Stage, layout: Layout, optimizer: str) -> int:
+    """Return the bytes that a worker holds in host memory with `optimizer.offload`.
+
+    Besides the moments these are copies of its weights and of their gradients (`training/optimizer/offload.py`; shards
+    of both with `zero3`). DeepSpeed has one more copy of the gradients (`lab/plan/deepspeed.py`).
+    """
+    if layout.strategy.is_deepspeed:
+        workers = layout.mesh.data
+        return 3 * stage.shard(workers) + stage.shard_of_moments(workers, optimizer)
+    if layout.strategy.cuts_parameters:
+        shards = layout.shards
+        frozen = stage.frozen // shards
+        return 2 * stage.shard(shards) + stage.shard_of_moments(shards, optimizer) + frozen
+    owners = layout.mesh.replicas if layout.strategy.divides_update else 1
+    return 2 * stage.largest_share(owners) + stage.largest_moments(owners, optimizer)
 
 
 def _activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:

@@ -49,6 +49,8 @@ class MemoryPlan:
     moments: Sequence[Moment]
     communicators: int = 0
     """Groups of workers with buffers in NCCL."""
+    host_bytes: int = 0
+    """Bytes in host memory of the worker that has most, with moments there."""
     caches: bool = False
     """Whether an allocator keeps freed blocks, as PyTorch's for CUDA does."""
 

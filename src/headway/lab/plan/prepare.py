@@ -148,6 +148,7 @@ class Plan:
             "reserve_bytes": memory and memory.reserve_bytes,
             "peak_at": memory and memory.peak.name,
             "parts_bytes": memory and memory.peak.parts,
+            "host_bytes": memory and memory.host_bytes,
             "fits": option.fits,
             "headroom_bytes": self.headroom_bytes(option),
             "step_seconds": speed and speed.step_seconds,

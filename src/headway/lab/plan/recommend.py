@@ -31,7 +31,6 @@ from headway.lab.plan.layout import CHECKPOINTING, Layout, has_copied_experts
 from headway.lab.plan.memory import plan_memory
 from headway.lab.plan.peak import MemoryPlan
 from headway.lab.plan.speed import Speed, plan_speed
-from headway.models.facts import count_parameters
 
 if TYPE_CHECKING:
     from headway.config import Config, ModelConfig
@@ -240,7 +239,7 @@ def recommend(config: Config, model: ModelConfig, machines: Machines, table: Seq
         return Recommendation(None, _nothing_fits(config, model, machines, tried))
     best, why = _best(fitting)
     others = [o for o in fitting if o.way != best.way]
-    remarks = [f"{why}.", _price(best, model, machines), _asked_for(config, best, tried), _what_does_not(possible)]
+    remarks = [f"{why}.", _price(best, machines), _asked_for(config, best, tried), _what_does_not(possible)]
     return Recommendation(best, " ".join(filter(None, remarks)), _best(others)[0] if others else None)
 
 
@@ -256,18 +255,14 @@ def _best(fitting: Sequence[Option]) -> tuple[Option, str]:
     return best, "the fastest that fits" if _seconds(best) == fastest else "as fast as any that fits, and the simplest"
 
 
-def _price(best: Option, model: ModelConfig, machines: Machines) -> str:
+def _price(best: Option, machines: Machines) -> str:
     """Return what an option of the wider search asks for in return."""
     lighter = [text for text in best.more if text.startswith("optimizer.name=")]
     if lighter:
         return f"{lighter[0]} changes what is computed."
-    if "optimizer.offload=true" not in best.more or best.layout is None:
+    if "optimizer.offload=true" not in best.more or best.memory is None:
         return ""
-    # With shards also weights and gradients; every owner has its part of the moments.
-    layout = best.layout
-    per_parameter, owners = (16, layout.shards) if layout.strategy.cuts_parameters else (8, layout.mesh.replicas)
-    count = per_parameter * count_parameters(model).total / layout.mesh.tp / layout.mesh.pp / owners
-    return f"It takes {format_bytes(count * machines.per_node)} of host memory on every machine."
+    return f"It takes {format_bytes(best.memory.host_bytes * machines.per_node)} of host memory on every machine."
 
 
 def _asked_for(config: Config, best: Option, tried: Sequence[Option]) -> str:

@@ -20,6 +20,7 @@ from headway.lab.plan.peak import MemoryPlan, Moment
 from headway.lab.plan.prepare import make_plan
 from headway.models.facts import count_parameters
 from headway.parallel.world import World
+from headway.training.optimizer.offload import HostOffload
 
 BENCHMARKS = Path(__file__).parents[4] / "benchmarks" / "plan"
 needs_benchmarks = pytest.mark.skipif(not BENCHMARKS.exists(), reason="the benchmarks are not part of this copy")
@@ -259,3 +260,18 @@ def test_compiled_layers_save_no_activation_of_the_gate() -> None:
     layers = ModelConfig(preset="350m").layers
     assert ffn_dim is not None and layers is not None
     assert eager - compiled == 2 * 8 * 512 * ffn_dim * layers
+
+
+def test_host_memory_is_what_an_offloaded_update_holds() -> None:
+    """Copies of weights and gradients, and the moments: 16 bytes per parameter with AdamW."""
+    weight = torch.nn.Parameter(torch.zeros(64, 32))
+    offload = HostOffload([weight], lambda copies: torch.optim.AdamW(copies), torch.device("cpu"))
+    weight.grad = torch.ones_like(weight)
+    offload.step()
+    copies = list(offload._host.values())
+    held = [*copies, *(copy.grad for copy in copies), *offload.state[weight].values()]
+    counted = sum(tensor.nbytes for tensor in held if tensor is not None and tensor.ndim)
+    assert counted == 16 * weight.numel()
+    total = count_parameters(ModelConfig(preset="350m", vocab_size=32000)).total
+    assert plan("single", 1, optimizer={"offload": True}).host_bytes == 16 * total
+    assert plan("single", 1).host_bytes == 0
