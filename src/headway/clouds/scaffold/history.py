@@ -75,8 +75,10 @@ def unpacked(project: Path) -> Iterator[Path]:
     shutil.rmtree(repository, ignore_errors=True)
     try:
         git(project, "clone", "--quiet", str(bundle.resolve()), str(repository.resolve()))
+        before = git(repository, "for-each-ref", "refs/tags")
         yield repository
-        _pack(repository, bundle)
+        if git(repository, "for-each-ref", "refs/tags") != before:  # equal generations need not give equal bundles
+            _pack(repository, bundle)
     finally:
         shutil.rmtree(repository, ignore_errors=True)
 

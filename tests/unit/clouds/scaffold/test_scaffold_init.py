@@ -176,6 +176,11 @@ def test_lines_that_both_changed_are_marked(made: Path, tmp_path: Path) -> None:
     assert "clean: ours" in text and "\nlater:\n" in text and "<<<<<<<" in text
 
 
+def test_an_update_by_the_same_template_changes_nothing(made: Path) -> None:
+    update_project(made, [])
+    assert git(made, "status", "--porcelain") == ""
+
+
 def test_an_update_refuses_what_is_not_committed_and_changes_nothing(made: Path) -> None:
     (made / "configs" / "mine.yaml").write_text("base: quickstart\n", encoding="utf-8")
     before = git(made, "status", "--porcelain")
