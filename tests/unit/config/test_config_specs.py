@@ -44,6 +44,8 @@ ALLOWED = {
     "data/tokenizing/begin_of_text.py": {"single"},
     "lab/plan/recommend.py": {"single"},
     "lab/verify/reproducibility.py": {"single"},
+    "lab/compare/intervals.py": {"single"},
+    "lab/tune/space.py": {"muon"},
 }
 
 

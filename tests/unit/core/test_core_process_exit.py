@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -81,7 +80,6 @@ def test_a_worker_that_measures_communication(on_gpus: pytest.MonkeyPatch, tmp_p
 
 def test_a_command_that_torchrun_has_started(on_gpus: pytest.MonkeyPatch) -> None:
     on_gpus.setattr(command, "open_streams", lambda: None)
-    on_gpus.setattr(command, "gc", SimpleNamespace(set_threshold=lambda *_: None, freeze=lambda: None))
     on_gpus.setattr(command, "_run", lambda: 3)
     with pytest.raises(AtOnce, match="3"):
         command.main()

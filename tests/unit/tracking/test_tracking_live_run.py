@@ -12,10 +12,10 @@ import pytest
 
 from headway.core.coordination.heartbeat import Heartbeat
 from headway.core.errors import CheckpointError
+from headway.telemetry import tail as tail_module
 from headway.telemetry.goodput import goodput_of
 from headway.telemetry.record import open_run
 from headway.telemetry.report import render_report
-from headway.tracking import tail as tail_module
 from headway.tracking.alert_rules import firing
 from headway.tracking.exporter import exposition
 from headway.tracking.live_run import NEWEST_BYTES, LiveRun

@@ -56,7 +56,7 @@ def test_a_wheel_has_all_files_of_the_package_and_their_hashes() -> None:
     wanted = {
         path.relative_to(root.parent).as_posix(): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "BUILD.bazel"
     }
     assert {name: archive.read(name) for name in archive.namelist() if name.startswith("headway/")} == wanted
     assert any(name.endswith(".html") for name in wanted) and "headway/py.typed" in wanted

@@ -56,8 +56,8 @@ def test_all_processes_of_a_machine_stop_and_end_together(tmp_path: Path) -> Non
             assert wait_until(lambda m=machine: len(m.processes) == 3, LONG)  # type: ignore[misc]
         first, second = machines
         first.freeze()
-        states = [process_state(pid) for pid in first.processes]
-        assert [state.state for state in states if state is not None] == [STOPPED] * 3
+        frozen = [STOPPED] * 3
+        assert wait_until(lambda: [s.state for pid in first.processes if (s := process_state(pid))] == frozen, LONG)
         first.thaw()
         first.kill()
         # The shell may learn of its child's end before its own comes.
