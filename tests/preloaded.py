@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -104,8 +105,9 @@ class Starter:
             descriptors: Where its number and then its exit code go, a line each, and its standard output and error.
         """
         content = json.dumps(asdict(order)).encode()
-        socket.send_fds(self._orders, [len(content).to_bytes(8, "big")], descriptors)
-        self._orders.sendall(content)
+        with _ordering:
+            socket.send_fds(self._orders, [len(content).to_bytes(8, "big")], descriptors)
+            self._orders.sendall(content)
 
     def _close(self) -> None:
         self._orders.close()
@@ -122,13 +124,16 @@ def environment_for(**more: object) -> dict[str, str]:
 
 _starters: dict[tuple[str, ...], list[Starter]] = {}
 _turns = count()
+#: Tests may order from several threads; an order is one message.
+_ordering = threading.RLock()
 
 
 def _starters_with(modules: tuple[str, ...]) -> list[Starter]:
-    if modules not in _starters:
-        origins = _starters_with(()) if modules else [None, None]
-        _starters[modules] = [Starter(origin, modules or _MODULES) for origin in origins]
-    return _starters[modules]
+    with _ordering:
+        if modules not in _starters:
+            origins = _starters_with(()) if modules else [None, None]
+            _starters[modules] = [Starter(origin, modules or _MODULES) for origin in origins]
+        return _starters[modules]
 
 
 def run(

@@ -283,6 +283,12 @@ def test_messages_from_a_pipe_are_answered_in_lines(model: Path) -> None:
     assert "answers by its chat template" in done.stderr and ">" not in done.stderr
 
 
+def _at_the_terminal() -> None:
+    """Make standard input the controlling terminal. A test run that began in the background would ignore Ctrl-C."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """The command line at a terminal."""
 
@@ -298,7 +304,7 @@ class Terminal:
             stderr=theirs,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
+            preexec_fn=_at_the_terminal,
         )
         os.close(theirs)
 
