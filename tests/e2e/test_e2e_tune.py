@@ -80,6 +80,7 @@ def _stopped(folder: Path, space: dict[str, Any], by_command: bool) -> None:
     assert outcome(study)["trials"][0][1] == "running"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_command", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_stopped_study_saves_its_trials(tmp_path: Path, by_command: bool) -> None:
     _stopped(tmp_path, {**SPACE, "stopping": "none", "trials": 1}, by_command)

@@ -42,6 +42,7 @@ def reports_of(trial: RunTrial) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_each_evaluation_is_one_report_and_another_trial_begins_from_a_checkpoint(
     trial: Callable[..., RunTrial], tmp_path: Path
 ) -> None:
