@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
     from headway.config import LaneGrid, MeshShape
     from headway.run.session.attempt import RunOptions
-    from headway.run.supervisor.machines.machine_role import Membership
     from headway.training.custom_loss import LogitsLoss
-    from headway.training.job import Callback
     from headway.training.own_task import Task
     from headway.training.task import Task as RunTask
 

@@ -41,7 +41,6 @@ from headway.telemetry.plot import Plot
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from headway.telemetry.plot import Plot
 
 FILE_NAME = "metrics.jsonl"
 #: The number of steps left out so far; in the only record that a left-out step has of its own.

@@ -31,7 +31,6 @@ from headway.run.directory.run_directory import RunDirectory, command_line
 
 if TYPE_CHECKING:
     from headway.checkpoint.compare import Comparison, TensorDifference
-    from headway.checkpoint.retention import Rules
 
 CheckpointArgument = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Checkpoint folder.")]
 

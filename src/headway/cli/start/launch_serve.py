@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from headway.config import load_config
 from headway.config.checks.contradictions import combined
 from headway.core.console import notice
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.clouds.launchers.job import Job
 
 _TARGET = "kubernetes"
 

@@ -21,9 +21,7 @@ from headway.config.units import Interval
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.clouds.launchers.held import LaunchCommand
     from headway.clouds.launchers.price_feeds import Feed
-    from headway.clouds.launchers.spot import SpotJob
     from headway.clouds.spot.places import Place
 
 HELP = """Train while spot machines are cheap: pause above a price, resume below another, grow, and move.

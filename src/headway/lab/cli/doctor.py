@@ -19,7 +19,6 @@ from headway.lab.doctor.findings import worst
 
 if TYPE_CHECKING:
     from headway.lab.doctor.bandwidth import Communication
-    from headway.lab.doctor.examine import Examination
     from headway.lab.doctor.findings import Examined, Finding
     from headway.parallel.nccl import Profile
 

@@ -15,7 +15,7 @@ from headway.models.decoder import Decoder
 from headway.models.no_values import NoFirstValues
 
 if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
+    from headway.config import Config
     from headway.lab.plan.layout import Layout
 
 

@@ -27,7 +27,7 @@ from headway.parallel.fsdp import wrap_units
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headway.config import Config, ModelConfig
+    from headway.config import Config
     from headway.lab.plan.layout import Layout
     from headway.models.hub.transformers_model import TransformersModel
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,9 +16,6 @@ from headway.models.hub.transformers_model import (
     read_config,
     with_adapter,
 )
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 
 def sizes_of(config: ModelConfig) -> tuple[int, int, int]:

@@ -25,7 +25,6 @@ from headway.telemetry.record import dig
 
 if TYPE_CHECKING:
     from headway.models.versions import ModelVersion, Registry
-    from headway.registry.verify import Finding
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -22,7 +22,6 @@ from headway.text.preparing.prepare import prepare as prepare_store
 
 if TYPE_CHECKING:
     from headway.config import Config
-    from headway.data.store import TokenStore
     from headway.text.preparing.clusters import DataPool
 
 data = typer.Typer(no_args_is_help=True, help="Prepare text for training, and inspect the result.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -41,8 +41,6 @@ _DUPLICATES = {
 # Most reasons that are printed for a step.
 _REASONS = 3
 
-if TYPE_CHECKING:
-    from headway.data.store import TokenStore
 
 StoreArgument = Annotated[
     Path, typer.Argument(metavar="STORE|CONFIG", help="Token store, or YAML file of a run.", show_default=False)

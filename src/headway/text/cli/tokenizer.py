@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headway.config.sections.data import DataConfig
-    from headway.data.tokenizing.tokenizer import Tokenizer
     from headway.text.tokenizing.statistics import TokenizerFigures
 
 tokenizer = typer.Typer(no_args_is_help=True, help="Train a tokenizer, inspect, compare or extend one.")

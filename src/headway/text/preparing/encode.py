@@ -28,7 +28,6 @@ from headway.text.reading.sources import Piece
 
 if TYPE_CHECKING:
     from headway.data.tokenizing.encoders import TextEncoder
-    from headway.text.clean import Cleaner
     from headway.text.dedup import DocumentPrints
 
     _AnyEncoder = TextEncoder | ChatEncoder | CompletionEncoder

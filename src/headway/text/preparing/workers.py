@@ -25,7 +25,6 @@ from headway.text.preparing.pieces import PieceResult, Recipe, Work
 
 if TYPE_CHECKING:
     from headway.data.tokenizing.encoders import TextEncoder
-    from headway.data.tokenizing.tokenizer import Tokenizer
 
 # More threads than this contend for the interpreter lock; processes do not, but take half a second to start.
 _MAX_THREADS = 4
