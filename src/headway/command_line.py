@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from headway.config.checks.own_task import check_is_language_model
 from headway.config.loading.document import Entry
 from headway.config.loading.load import parse_override, set_entry
 from headway.config.units import parse_seconds
-from headway.core.console import notice, print_line, print_lines
+from headway.core.console import print_line, print_lines
 from headway.core.credentials.secrets import redact_argument
 from headway.core.errors import ConfigError, fix_for
 from headway.core.format import printable
@@ -195,23 +194,6 @@ def load_text(path: Path, overrides: list[str] | None, *, trains: bool = True) -
     loaded = load(path, overrides, trains=trains)
     check_is_language_model(loaded, "data")
     return loaded
-
-
-def suggest_next(*steps: tuple[str | Path, ...]) -> None:
-    """Show what can follow a command that has made a model; only a person at a terminal sees it.
-
-    Args:
-        steps: The words of a command after `headway`, and last its purpose.
-    """
-    if not steps or not sys.stderr.isatty():
-        return
-    notice(next_lines([(shlex.join(["headway", *map(str, words)]), str(purpose)) for *words, purpose in steps]))
-
-
-def next_lines(steps: Sequence[tuple[str, str]]) -> str:
-    """Return the lines that name commands which can follow, each with its purpose."""
-    width = max(len(command) for command, _ in steps)
-    return "\n".join(["next:", *(f"  {command.ljust(width)}  # {purpose}" for command, purpose in steps)])
 
 
 def print_json(value: Any) -> None:

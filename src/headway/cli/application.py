@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 import typer.core
 
-from headway import __version__
 from headway.cli.auditing import recorded
 from headway.cli.next_steps import followed
-from headway.config.loading.complaints import known_keys
-from headway.config.loading.foreign_keys import our_names
 from headway.core.console import print_line
 from headway.core.format import printable
+from headway.core.version import __version__
 
 if TYPE_CHECKING:
     from typer.models import CommandInfo, TyperInfo
@@ -208,6 +206,8 @@ def _meant_keys(name: str) -> list[str]:
     """Return the keys of the config that an option may stand for: its own name, or a name in Headway or elsewhere."""
     if "." in name:
         return [name]
+    from headway.config.loading.complaints import known_keys  # not at the top: every command loads this module
+    from headway.config.loading.foreign_keys import our_names
 
     known = dict.fromkeys(known_keys())
     if name in known or name in our_names():

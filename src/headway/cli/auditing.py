@@ -7,9 +7,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from headway.run.directory.audit import record
-from headway.run.directory.run_directory import command_line
-
 #: Verb -> the argument that names its run, or several; a place that is no run directory has no log.
 CHANGES = {
     "runs cancel": "run",
@@ -69,6 +66,8 @@ def _runs_of(verb: str, arguments: Mapping[str, Any]) -> Iterator[Path]:
 
 def _record(place: Path, verb: str) -> None:
     # Imported here, since every command loads this module.
+    from headway.run.directory.audit import record
+    from headway.run.directory.run_directory import command_line
     from headway.telemetry.record import is_run
 
     if is_run(place):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
-from headway.command_line import suggest_next
+from headway.core.user_command import suggest_next
 
 #: Verb -> the commands that may follow it, each with its purpose. `{name}` is an argument of the verb; a command with
 #: one that was not given is left out. `{overrides}` are all of them. Verbs that know more of their result, such as

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from headway.core.console import notice
 from headway.core.credentials.secrets import redact_argument
 
 #: Holds the words, quoted for a shell.
@@ -43,3 +46,20 @@ def suggest(verb: str, *options: str, unknown: str | None = None) -> str:
         words = shlex.join(word for word in given if "=" not in word or word.partition("=")[0] not in keys)
     command = " ".join(["headway", verb, *([words] if words else []), *options])
     return command if words else f"{command} with the config of the run"
+
+
+def suggest_next(*steps: tuple[str | Path, ...]) -> None:
+    """Show what can follow a command that has made a model; only a person at a terminal sees it.
+
+    Args:
+        steps: The words of a command after `headway`, and last its purpose.
+    """
+    if not steps or not sys.stderr.isatty():
+        return
+    notice(next_lines([(shlex.join(["headway", *map(str, words)]), str(purpose)) for *words, purpose in steps]))
+
+
+def next_lines(steps: Sequence[tuple[str, str]]) -> str:
+    """Return the lines that name commands which can follow, each with its purpose."""
+    width = max(len(command) for command, _ in steps)
+    return "\n".join(["next:", *(f"  {command.ljust(width)}  # {purpose}" for command, purpose in steps)])

@@ -53,6 +53,7 @@ def test_lists_of_verbs_load_none() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "headway", "-h"]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "headway.cli.application" in loaded and "headway.cli.start.train" not in loaded
+    assert "headway.config" not in loaded, "most of the time of such a list"
 
 
 def test_examples_fit_80_columns_and_need_no_checkout() -> None:

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.command_line import JsonOption, StepOption, print_json, print_table, suggest_next, writing
+from headway.command_line import JsonOption, StepOption, print_json, print_table, writing
 from headway.core.console import notice
 from headway.core.format import format_bytes
+from headway.core.user_command import suggest_next
 
 HELP = """Quantize or prune a trained model, and show its validation loss before and after.
 

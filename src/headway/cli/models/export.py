@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import DtypeOption, RunArgument, StepOption, suggest_next, writing
+from headway.command_line import DtypeOption, RunArgument, StepOption, writing
 from headway.core.console import notice
+from headway.core.user_command import suggest_next
 
 HELP = """Write a trained model as a Hugging Face folder: safetensors, config, tokenizer.
 

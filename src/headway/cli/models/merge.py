@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import DtypeOption, RunArgument, StepOption, suggest_next, writing
+from headway.command_line import DtypeOption, RunArgument, StepOption, writing
 from headway.core.console import notice
+from headway.core.user_command import suggest_next
 
 HELP = """Merge a trained adapter into its pretrained model, and write the result as a Hugging Face folder.
 

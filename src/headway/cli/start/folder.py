@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.command_line import next_lines
 from headway.config import Config, load_config
 from headway.core.console import notice, print_lines
 from headway.core.errors import ConfigError
-from headway.core.user_command import remember_config
+from headway.core.user_command import next_lines, remember_config
 from headway.run.directory.run_directory import RunDirectory
 from headway.start.recipe.corpus import is_text, look
 from headway.start.recipe.finish import export, prompts_of, sample

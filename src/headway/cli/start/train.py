@@ -15,7 +15,6 @@ from headway.command_line import (
     PRESET_NAMES,
     OverridesArgument,
     load,
-    suggest_next,
 )
 from headway.core.console import print_line, print_lines
 from headway.core.coordination.launch_code import leaving_code
@@ -23,6 +22,7 @@ from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
 from headway.core.errors import ConfigError
 from headway.core.startup.launch_secret import take_secret
+from headway.core.user_command import suggest_next
 
 if TYPE_CHECKING:
     from headway.config import Config

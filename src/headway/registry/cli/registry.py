@@ -16,10 +16,10 @@ from headway.command_line import (
     StorageOption,
     print_json,
     print_table,
-    suggest_next,
 )
 from headway.core.console import notice
 from headway.core.errors import ConfigError
+from headway.core.user_command import suggest_next
 from headway.models.versions import Reference, resolve
 from headway.registry.cli import looking, sending
 from headway.registry.cli.options import RegistryOption, VersionArgument, moment, open_named, summary
