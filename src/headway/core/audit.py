@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headway.core.credentials.secrets import redact_values
-from headway.core.files.atomic import sync_folder
+from headway.core.files.atomic import append_bytes, ends_with_newline, sync_folder
 from headway.core.files.foreign import LINE_BYTES, open_regular, parse_json
 from headway.core.files.locks import lock_file
 from headway.core.machine.system import host_name
@@ -99,8 +99,8 @@ class AuditLog:
             body = json.dumps(record, ensure_ascii=False, separators=(",", ":"))[:-1].encode("utf-8", "replace")
             digest = hashlib.sha256(body).hexdigest()
             # A kill during a write may have left a line without its end.
-            start = b"" if _ends_whole(file) else b"\n"
-            _write(file, start + body + f',"sha256":"{digest}"}}\n'.encode())
+            start = b"" if before.lines == 0 or ends_with_newline(self.path) else b"\n"
+            append_bytes(file, start + body + f',"sha256":"{digest}"}}\n'.encode(), flush=True)
             if before.lines == 0:
                 sync_folder(self.path.parent)
             return Head(before.lines + 1, digest)
@@ -238,20 +238,6 @@ def _head_of(file: BinaryIO) -> Head:
     return head
 
 
-def _write(file: BinaryIO, content: bytes) -> None:
-    """Append to a locked file, all or nothing, and flush it."""
-    end = file.seek(0, os.SEEK_END)
-    try:
-        rest = memoryview(content)
-        while rest:  # a disk that becomes full accepts a part and raises for the rest
-            rest = rest[file.write(rest) :]
-        os.fsync(file.fileno())
-    except OSError:
-        with suppress(OSError):
-            file.truncate(end)
-        raise
-
-
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield lines; one that is too long comes in parts, none of which is a line of the chain."""
     is_part = False
@@ -259,14 +245,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         if not is_part or line != b"\n":  # the end of a line whose parts were yielded is none
             yield line.removesuffix(b"\n")
         is_part = not line.endswith(b"\n")
-
-
-def _ends_whole(file: BinaryIO) -> bool:
-    """Return whether an open log is empty, or ends with the end of a line."""
-    if file.seek(0, os.SEEK_END) == 0:
-        return True
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
 
 
 def _told(anchor: Anchor) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from headway.core.credentials.secrets import redact_values
 from headway.core.files.foreign import open_regular
@@ -169,20 +169,31 @@ def append_json_line(path: Path, value: Any, *, flush: bool = False) -> None:
         # A kill during a write may have left a line without its end. A new line keeps this record intact.
         if file.tell() and not ends_with_newline(path):
             line = "\n" + line
-        end = file.tell()
-        try:
-            rest = memoryview(line.encode("utf-8", "backslashreplace"))
-            while rest:  # a disk that becomes full accepts a part and raises for the rest
-                rest = rest[file.write(rest) :]
-            if flush:
-                os.fsync(file.fileno())
-        except OSError:
-            if flush:  # network file systems say only here that they are full, and a second try must not add it twice
-                with suppress(OSError):
-                    file.truncate(end)
-            raise
+        append_bytes(file, line.encode("utf-8", "backslashreplace"), flush=flush)
         if is_new:
             sync_folder(path.parent)
+
+
+def append_bytes(file: BinaryIO, content: bytes, *, flush: bool) -> None:
+    """Append to an open file without a buffer.
+
+    Args:
+        file: The file.
+        content: What to append.
+        flush: Flush it to disk, and remove it again if that fails; no other process may append to the file then.
+    """
+    end = file.seek(0, os.SEEK_END)
+    try:
+        rest = memoryview(content)
+        while rest:  # a disk that becomes full accepts a part and raises for the rest
+            rest = rest[file.write(rest) :]
+        if flush:
+            os.fsync(file.fileno())
+    except OSError:
+        if flush:  # network file systems say only here that they are full, and a second try must not add it twice
+            with suppress(OSError):
+                file.truncate(end)
+        raise
 
 
 def ends_with_newline(path: Path) -> bool:
