@@ -5,14 +5,13 @@ A signature is a file of the version, `model.sig`: a bundle of Sigstore that the
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.files.paths import link_or_copy
 from headway.core.files.scratch import scratch_folder
 from headway.models.versions.records import SIGNATURE
 
@@ -38,7 +37,7 @@ def signed(files: Mapping[str, Path], key: Path) -> Iterator[dict[str, Path]]:
         folder = scratch / "model"
         folder.mkdir()
         for name, path in files.items():
-            _place(path.resolve(), folder / name)
+            link_or_copy(path.resolve(), folder / name)
         signature = scratch / SIGNATURE
         try:
             library.signing.Config().use_elliptic_key_signer(private_key=key).sign(folder, signature)
@@ -83,13 +82,6 @@ def check_key(key: Path, option: str) -> None:
     """
     if not key.is_file():
         raise ConfigError("there is no such key", where=f"{option} {key}", fix=_MAKE_KEY)
-
-
-def _place(source: Path, target: Path) -> None:
-    with suppress(OSError):  # on another file system
-        os.link(source, target)
-        return
-    shutil.copyfile(source, target)
 
 
 def _library() -> Any:

@@ -1,8 +1,9 @@
-"""Paths: this user's cache, `~`, and names that another machine may just have created."""
+"""Paths: this user's cache, `~`, links, and names that another machine may just have created."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,18 @@ def expanded(path: str | Path, where: str | None = None) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"'{path}' has no meaning here: {error}", where=where, fix="name the folder") from None
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Link a file that is never rewritten to another name, or copy it where that is impossible.
+
+    Raises:
+        OSError: It can be neither linked nor copied.
+    """
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, target)
 
 
 def is_there(path: Path, folders: int = 1) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from random import Random
 from headway.config import Config, dump_config, override, resolve_lanes
 from headway.config.sections.data import SourceConfig
 from headway.core.errors import ConfigError, DataError
+from headway.core.files.paths import link_or_copy
 from headway.core.process.command import module_command
 from headway.lab.chaos.campaign import FEWEST_STEPS, Stage
 
@@ -93,7 +93,7 @@ def _stores(config: Config, folder: Path) -> tuple[Path, Path, str]:
     lines = (" ".join(random.choice(_WORDS) for _ in range(100)) for _ in range(_DOCUMENTS))
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
     for copy in (before, grown):
-        shutil.copytree(config.data.store, copy, copy_function=_link)
+        shutil.copytree(config.data.store, copy, copy_function=link_or_copy)
     weights = [source.weight for source in config.data.sources if source.weight is not None]
     more = SourceConfig(path=str(text), name=_JOINS, weight=min(weights) if weights else None)
     sources = [*config.data.sources, more]
@@ -113,11 +113,3 @@ def _prepare(config: Config, folder: Path) -> None:
     done = subprocess.run(module_command("headway", "data", "prepare", str(file)), capture_output=True, text=True)
     if done.returncode:
         raise DataError(f"more data cannot be prepared: {done.stderr.strip()}", where=str(file), fix="see above")
-
-
-def _link(source: str, target: str) -> None:
-    """Link a file, or copy it; files of a store are never rewritten."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

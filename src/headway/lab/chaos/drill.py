@@ -282,7 +282,8 @@ class _Copies:
         """
         faults = self._folder / f"{run.parent.name}-{step}.faults.jsonl"
         variables = {FAULTS_VARIABLE: f"hang@data={step}", FAULTS_LOG_VARIABLE: str(faults)}
-        url, options = f"{remote}/{run.name}", self._remote.get("options", {})
+        url = f"{remote}/{run.name}"
+        options = self._remote.get("options", {})
         with running(self._command(run, remote), self._log(run), variables) as process:
 
             def is_there() -> bool:

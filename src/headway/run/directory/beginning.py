@@ -29,6 +29,7 @@ from headway.config.sections.segments import SEGMENTS, Segment
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.atomic import atomic_write, sync_folder, write_json
 from headway.core.files.hashes import fingerprint, sha256_file
+from headway.core.files.paths import link_or_copy
 from headway.core.process.faults import fault_point
 from headway.data.used_by import FOLDER as DATA_FOLDER
 from headway.run.directory.ledger import Ledger, decided
@@ -160,7 +161,7 @@ def copy_for_beginning(run: RunDirectory, step: int, target: Path) -> None:
     checkpoint = run.checkpoints / step_name(step)
     try:
         with pruning(run.checkpoints):
-            shutil.copytree(checkpoint, target / "checkpoints" / checkpoint.name, copy_function=_link)
+            shutil.copytree(checkpoint, target / "checkpoints" / checkpoint.name, copy_function=link_or_copy)
         for name in _COMPANIONS:
             if (run.path / name).is_dir():
                 shutil.copytree(run.path / name, target / name)
@@ -176,13 +177,6 @@ def copy_for_beginning(run: RunDirectory, step: int, target: Path) -> None:
             where=str(error.filename or checkpoint),
             fix=fix_for(error, "make room there, or take another step"),
         ) from error
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or a file system without links
-        shutil.copyfile(source, target)
 
 
 def config_at_beginning(run: RunDirectory, step: int) -> Config | None:
