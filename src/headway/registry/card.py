@@ -93,13 +93,18 @@ def _facts(version: ModelVersion) -> Iterator[tuple[str, Any]]:
     parent = version.parent
     yield "parent", UNKNOWN if parent is None else _parent_words(parent)
     yield "licence", version.licence or UNKNOWN
-    proven = dig(version.evidence, "ledger", "proven")
-    yield "ledger", {True: "proven", False: "not proven"}.get(proven, UNKNOWN)
+    yield "ledger", ledger_word(version)
     yield "data fingerprint", dig(version.evidence, "data", "fingerprints", "data") or UNKNOWN
     yield "size", format_bytes(version.total_bytes)
     yield "manifest", version.sha256
     yield "signed", "yes (OpenSSF model-signing)" if version.is_signed else "no"
     yield "registered", datetime.fromtimestamp(version.time, UTC).isoformat(" ", "seconds")
+
+
+def ledger_word(version: ModelVersion) -> str:
+    """Return whether the ledger of a version's run was proven when it was registered, in words."""
+    proven = dig(version.evidence, "ledger", "proven")
+    return {True: "proven", False: "not proven"}.get(proven, UNKNOWN)
 
 
 def _parent_words(parent: str) -> str:

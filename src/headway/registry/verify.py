@@ -61,11 +61,12 @@ def verify_model(
         before = known.get(number - 1)
         if before is not None and version.previous != before.sha256:
             yield Finding("damage", str(before), "its manifest is not the one that the next version followed")
-    for alias in registry.aliases(name):
+    aliases = registry.aliases(name)
+    for alias in aliases:
         yield from _alias_findings(registry, name, alias, known)
     for what in audit_problems(registry, name):
         yield Finding("damage", f"{name}/{AUDIT_FILE}", what)
-    yield from _strays(registry, name, {version.fingerprint for version in known.values()})
+    yield from _strays(registry, name, aliases, {version.fingerprint for version in known.values()})
 
 
 def version_problems(
@@ -117,15 +118,12 @@ def _alias_findings(registry: Registry, name: str, alias: str, versions: dict[in
         before = found
 
 
-def _strays(registry: Registry, name: str, fingerprints: set[str]) -> Iterator[Finding]:
+def _strays(registry: Registry, name: str, aliases: list[str], fingerprints: set[str]) -> Iterator[Finding]:
     """Yield folders and objects that no record names."""
     for folder in registry.objects.at(f"{name}/{FILES}").names():
         if folder not in fingerprints:
-            what = (
-                "no version has these files: a registration was killed, or is under way; the same command completes it"
-            )
-            yield Finding("leftover", f"{name}/{FILES}/{printable(folder)}", what)
-    records = [VERSIONS, *(f"{ALIASES}/{alias}" for alias in registry.aliases(name))]
+            yield Finding("leftover", f"{name}/{FILES}/{printable(folder)}", _LEFT)
+    records = [VERSIONS, *(f"{ALIASES}/{alias}" for alias in aliases)]
     for folder in records:
         for entry in registry.objects.at(f"{name}/{folder}").names():
             if number_of(entry) is None and not entry.startswith("."):

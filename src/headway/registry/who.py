@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.audit import AUDIT_FILE, AuditLog, check_log, user_name
-from headway.core.console import warning
 from headway.core.machine.system import host_name
 from headway.models.versions import Registry
+from headway.run.directory.audit import record
 
 
 def who() -> str:
@@ -24,12 +24,8 @@ def audit(registry: Registry, name: str, action: str, **facts: Any) -> None:
         action: What was done.
         facts: More about it; credentials are redacted.
     """
-    if not registry.objects.local:
-        return
-    try:
-        AuditLog(registry.folder(name, AUDIT_FILE)).append(action, **facts)
-    except OSError as error:
-        warning(f"the audit log of {name} gets no line for '{action}': {error.strerror or error}")
+    if registry.objects.local:
+        record(registry.folder(name), action, **facts)
 
 
 def audit_problems(registry: Registry, name: str) -> tuple[str, ...]:

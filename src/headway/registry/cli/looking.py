@@ -16,7 +16,7 @@ from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, format_bytes
 from headway.models.versions import Reference, local_folder, resolve
-from headway.registry.card import version_card
+from headway.registry.card import ledger_word, version_card
 from headway.registry.cli.options import KeyOption, RegistryOption, VersionArgument, moment, open_named, summary
 from headway.registry.gate import benchmark_rows
 from headway.registry.signing import check_key, signature_problem
@@ -96,7 +96,7 @@ def _row(version: ModelVersion, aliases: list[str]) -> list[str]:
         version.by,
         format_bytes(version.total_bytes),
         _source(version),
-        _ledger(version),
+        ledger_word(version),
         f"{loss:.4f}" if isinstance(loss, float) else UNKNOWN,
     ]
 
@@ -105,12 +105,7 @@ def _source(version: ModelVersion) -> str:
     source = version.source
     if source.get("kind") == "run":
         return f"{source.get('run')}, step {source.get('step')}"
-    return str(source.get("repository") or source.get("folder") or "n/a")
-
-
-def _ledger(version: ModelVersion) -> str:
-    proven = dig(version.evidence, "ledger", "proven")
-    return {True: "proven", False: "not proven"}.get(proven, "n/a")
+    return str(source.get("repository") or source.get("folder") or UNKNOWN)
 
 
 def show(
@@ -138,7 +133,7 @@ def show(
         ["source", _source(this)],
         ["parent", this.parent or UNKNOWN],
         ["licence", this.licence or UNKNOWN],
-        ["ledger", "; ".join([_ledger(this), *map(str, ledger)])],
+        ["ledger", "; ".join([ledger_word(this), *map(str, ledger)])],
         ["data", str(dig(this.evidence, "data", "fingerprints", "data") or UNKNOWN)],
         *([name, f"{value:.4g}"] for name, value in sorted(metrics.items()) if isinstance(value, float)),
         *([f"{task} {metric}", f"{value:.4g}"] for task, metric, value in benchmark_rows(this.evidence)),
@@ -205,10 +200,12 @@ def verify(
         numbers = None
         if version is not None and not target.numbers(version):
             raise target.unknown(version, "version", ())
+    if key is not None:
+        check_key(key, "--key")
     findings = [finding for name in names for finding in verify_model(target, name, numbers)]
     if key is not None:
         known = {finding.where for finding in findings}
-        findings += [one for one in _signature_findings(target, names, numbers, key) if one.where not in known]
+        findings += _signature_findings(target, names, numbers, key, known)
     damage = [finding for finding in findings if finding.kind == "damage"]
     if json:
         print_json({"good": not damage, "findings": [asdict(finding) for finding in findings]})
@@ -226,11 +223,15 @@ def verify(
         notice(f"{checked} of {checked} versions verified" + (", with their signatures" if key else ""))
 
 
-def _signature_findings(target: Registry, names: list[str], numbers: set[int] | None, key: Path) -> list[Finding]:
-    check_key(key, "--key")
+def _signature_findings(
+    target: Registry, names: list[str], numbers: set[int] | None, key: Path, known: set[str]
+) -> list[Finding]:
+    """Return what is wrong with signatures of versions, except those that are known to be damaged."""
     found = []
     for name in names:
         for number in target.numbers(name) if numbers is None else sorted(numbers):
+            if f"{name}@{number}" in known:
+                continue
             try:
                 problem = signature_problem(local_folder(resolve(Reference(name, number), target)), key)
             except HeadwayError as error:

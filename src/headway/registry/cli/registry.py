@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +21,7 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.user_command import suggest_next
 from headway.models.versions import Reference, resolve
+from headway.registry.aliases import check_alias, next_change, put_change, refusal
 from headway.registry.cli import looking, sending
 from headway.registry.cli.options import RegistryOption, VersionArgument, moment, open_named, summary
 from headway.registry.files import files_to_register
@@ -98,8 +99,6 @@ def add(
     headway registry add runs/quickstart --name my-model --best --sign key.pem
     headway registry add my-export --name my-model --registry s3://bucket/registry
     """
-    from dataclasses import replace
-
     from headway.registry.publish import register as publish
     from headway.registry.sources import ExportOptions, gathered, with_benchmarks
 
@@ -161,8 +160,6 @@ def alias(
 
     Exit codes: 0 set, 2 refused by the gate or changed meanwhile, 4 a record is damaged.
     """
-    from headway.registry.aliases import check_alias, next_change, put_change, refusal
-
     check_alias(alias)
     target = open_named(place, option)
     wanted = Reference.parse(version)
