@@ -1,8 +1,11 @@
-"""Which addresses other machines can reach, and the secrets that servers ask of clients there."""
+"""Which addresses other machines can reach, and the secrets and certificates that servers have there."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
+import ssl
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from headway.core.errors import ConfigError
@@ -36,6 +39,16 @@ def names_this_machine(host_header: str) -> bool:
     return is_this_machine(host)
 
 
+def url_host(host: str) -> str:
+    """Return a host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def bears(authorization: str, secret: str) -> bool:
+    """Return whether the Authorization header of a request bears a secret, in a time that does not depend on it."""
+    return hmac.compare_digest(authorization.encode(), f"Bearer {secret}".encode())
+
+
 def check_secret(secret: str, where: str) -> None:
     """Check that a secret is long, and that a request can carry it in a header.
 
@@ -51,3 +64,36 @@ def check_secret(secret: str, where: str) -> None:
         raise ConfigError(f"the token has fewer than {_SECRET_LENGTH} characters", where=where, fix=fix)
     if not (secret.isascii() and secret.isprintable() and " " not in secret):
         raise ConfigError("the token has characters that a request cannot carry", where=where, fix=fix)
+
+
+def tls_pair(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    """Return the certificate and the key of a server; None without both.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
+    if certificate is not None and key is not None:
+        return certificate, key
+    if certificate is None and key is None:
+        return None
+    there = "--tls-cert" if key is None else "--tls-key"
+    raise ConfigError("TLS takes a certificate and its key", where=there, fix="--tls-cert FILE --tls-key FILE")
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Load the certificate of a server and its key, which are PEM files.
+
+    Raises:
+        ConfigError: they cannot be loaded.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # `ssl.SSLError` is one
+        raise ConfigError(
+            f"the certificate cannot be loaded: {error.strerror or error}",
+            where=f"--tls-cert {certificate} --tls-key {key}",
+            fix="name the certificate and its key as PEM files",
+        ) from None
+    return context

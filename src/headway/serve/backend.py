@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+#: What a client is told whose reply took more than `Call.seconds`.
+LATE = "the reply took longer than the server allows"
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,8 @@ class Engine:
             closing |= self._take(wait=not closing and not self._active and not self._waiting)
             self._step()
             if self._events:
-                events, self._events = self._events, []
+                events = self._events
+                self._events = []
                 self.deliver(events)
 
     def _take(self, wait: bool) -> bool:

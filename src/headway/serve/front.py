@@ -7,7 +7,6 @@ the number of requests at once. `headway.serve.server` bounds what comes before 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import math
 import secrets
 import time
@@ -22,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from headway.core.exposure import names_this_machine
+from headway.core.exposure import bears, names_this_machine
 from headway.core.files.foreign import parse_json
 from headway.core.format import printable
 from headway.serve.asking import RefusedRequest, user_of
@@ -122,9 +121,14 @@ class Front:
         return closing
 
     @property
+    def is_alive(self) -> bool:
+        """Whether every arm can answer."""
+        return all(arm.backend.is_alive() for arm in self.arms.values())
+
+    @property
     def is_ready(self) -> bool:
         """Whether requests should be sent here."""
-        return not self.is_draining and all(arm.backend.is_alive() for arm in self.arms.values())
+        return not self.is_draining and self.is_alive
 
     def _check(self, request: Request) -> None:
         """Check that a request is meant for this server and comes with its key.
@@ -137,18 +141,18 @@ class Front:
                 raise RefusedRequest("this server is at localhost; requests to other names are not answered", 403)
             return
         given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
+        if not bears(given, self.key):
             raise RefusedRequest("a key is needed: Authorization: Bearer KEY", 401, code="invalid_api_key")
 
     async def _health(self, request: Request) -> Response:
-        is_alive = all(arm.backend.is_alive() for arm in self.arms.values())
-        return JSONResponse({"status": "ok" if is_alive else "failed"}, 200 if is_alive else 503, _HEADERS)
+        if self.is_alive:
+            return JSONResponse({"status": "ok"}, headers=_HEADERS)
+        return JSONResponse({"status": "failed"}, 503, _HEADERS)
 
     async def _ready(self, request: Request) -> Response:
-        state = "ready"
-        if not self.is_ready:
-            state = "draining" if self.is_draining else "failed"
-        return JSONResponse({"status": state}, 200 if self.is_ready else 503, _HEADERS)
+        if self.is_ready:
+            return JSONResponse({"status": "ready"}, headers=_HEADERS)
+        return JSONResponse({"status": "draining" if self.is_draining else "failed"}, 503, _HEADERS)
 
     async def _exposition(self, request: Request) -> Response:
         self._check(request)

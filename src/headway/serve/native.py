@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import HeadwayError
 from headway.core.random import derive_seed
 from headway.serve.asking import CHOICES, Asked, RefusedRequest, parse
-from headway.serve.backend import EVENTS, JSON, Answer, Call, one
+from headway.serve.backend import EVENTS, JSON, LATE, Answer, Call, one
 from headway.serve.engine import Ended, Engine, Event, Events, Sampling, Sequence, take_all
 from headway.serve.replying import Form, Piece, Reply
 from headway.training.evaluation.generation import check_generation
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 #: Tokens of a completion where the request names no number, as OpenAI has it.
 _TOKENS_OF_COMPLETION = 16
-_LATE = "the reply took longer than the server allows"
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class NativeBackend:
             drawing.cancel()
             self._count(drawing.counted)
         if drawing.error is not None:
-            raise RefusedRequest(drawing.error, 504 if drawing.error == _LATE else 500)
+            raise RefusedRequest(drawing.error, 504 if drawing.error == LATE else 500)
         by_choice = [[piece for at, piece in pieces if at == index] for index in range(len(drawing.replies))]
         counted = drawing.counted
         body = form.whole(by_choice, counted.prompt, counted.drawn)
@@ -189,7 +188,7 @@ class _Drawing:
 
     def begin(self, prompts: list[tuple[list[int], Sampling]], stop_ids: frozenset[int]) -> None:
         """Begin the replies: the first to a prompt has the seed of the request, each other one of its own."""
-        late = (0, Ended("error", _LATE))
+        late = (0, Ended("error", LATE))
         self._timer = self._loop.call_later(self._seconds, self._events.put_nowait, late)
         for prompt, sampling in prompts:
             for number in range(self._asked.choices):

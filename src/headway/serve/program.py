@@ -16,7 +16,7 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.process.command import tied_command
 from headway.serve.asking import RefusedRequest
-from headway.serve.backend import JSON, Answer, Call
+from headway.serve.backend import JSON, LATE, Answer, Call
 
 if TYPE_CHECKING:
     import os
@@ -115,7 +115,7 @@ class ProgramBackend:
         try:
             response = await self._client.send(request, stream=True)
         except httpx.TimeoutException:
-            raise RefusedRequest("the reply took longer than the server allows", 504) from None
+            raise RefusedRequest(LATE, 504) from None
         except httpx.HTTPError as error:
             raise RefusedRequest(f"the engine does not answer: {type(error).__name__}", 502) from None
         content_type = response.headers.get("content-type", JSON)

@@ -148,14 +148,15 @@ class Form:
 
     def last(self, prompt_tokens: int, tokens: int) -> dict[str, Any]:
         """Return the chunk with the number of tokens."""
-        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
-        return {**self._head(kind), "choices": [], "usage": usage(prompt_tokens, tokens)}
+        return {**self._chunk_head(), "choices": [], "usage": usage(prompt_tokens, tokens)}
 
     def _chunk(self, index: int, said: dict[str, Any], piece: Piece) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         logprobs = self._logprobs(piece.tokens) if piece.tokens else None
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": piece.finish}
-        return {**self._head(kind), "choices": [choice]}
+        return {**self._chunk_head(), "choices": [choice]}
+
+    def _chunk_head(self) -> dict[str, Any]:
+        return self._head("chat.completion.chunk" if self.is_chat else "text_completion")
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.name, "object": kind, "created": self.created, "model": self.model}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headway.core.console import notice
 from headway.core.credentials.keys import key_text
 from headway.core.errors import ConfigError
-from headway.core.exposure import check_secret, is_this_machine
+from headway.core.exposure import check_secret, is_this_machine, server_context, url_host
 from headway.models.versions import is_reference, local_folder, open_registry, resolve
 from headway.parallel.world import pick_device
 from headway.serve.backend import Backend
@@ -23,7 +23,7 @@ from headway.serve.metrics import Metrics
 from headway.serve.native import NativeBackend
 from headway.serve.program import ProgramBackend, find_vllm
 from headway.serve.served import Arm, Found, follow_all
-from headway.serve.server import Place, check_certificate, listen, serve
+from headway.serve.server import Place, listen, serve
 from headway.training.evaluation.inference import export_trained, load_trained
 
 #: Environment variable with the key that clients must send.
@@ -120,7 +120,7 @@ def run_front(front: Front, options: ServerOptions, tasks: Callable[[], Awaitabl
     for arm in front.arms.values():
         arm.load()
     scheme = "http" if options.place.tls is None else "https"
-    host = f"[{options.place.host}]" if ":" in options.place.host else options.place.host
+    host = url_host(options.place.host)
     labels = " and ".join(arm.backend.label for arm in front.arms.values())
     notice(f"{labels} at {scheme}://{host}:{listening.getsockname()[1]}/v1; a page to chat is at /")
     try:
@@ -149,7 +149,7 @@ def access_key(place: Place) -> str | None:
             " leave --host out",
         )
     if place.tls is not None:
-        check_certificate(*place.tls)
+        server_context(*place.tls)  # before the models are loaded
     return key
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,20 +183,3 @@ async def _serve(
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-
-
-def check_certificate(certificate: Path, key: Path) -> None:
-    """Check that a certificate and its key can be loaded.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:  # `ssl.SSLError` is one
-        raise ConfigError(
-            f"the certificate cannot be loaded: {error.strerror or error}",
-            where=f"--tls-cert {certificate} --tls-key {key}",
-            fix="name the certificate and its key as PEM files",
-        ) from None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import re
-import ssl
 import sys
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -16,7 +14,15 @@ from socketserver import TCPServer
 from typing import Any, Literal
 
 from headway.core.errors import ConfigError
-from headway.core.exposure import check_secret, is_this_machine, names_this_machine
+from headway.core.exposure import (
+    bears,
+    check_secret,
+    is_this_machine,
+    names_this_machine,
+    server_context,
+    tls_pair,
+    url_host,
+)
 
 #: Environment variable with the token that clients must send as `Authorization: Bearer TOKEN`.
 TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
@@ -48,7 +54,7 @@ class Address:
     @property
     def url(self) -> str:
         """The server's URL without its scheme."""
-        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return f"{url_host(self.host)}:{self.port}"
 
 
 def parse_address(text: str) -> Address:
@@ -72,12 +78,10 @@ def check_exposure(address: Address, certificate: Path | None, key: Path | None)
         ConfigError: something is missing.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
-    if (certificate is None) != (key is None):
-        there = "--tls-cert" if key is None else "--tls-key"
-        raise ConfigError("TLS takes a certificate and its key", where=there, fix="--tls-cert FILE --tls-key FILE")
+    tls = tls_pair(certificate, key)
     if token is not None:
         check_secret(token, TOKEN_VARIABLE)
-    if not address.is_loopback and (token is None or certificate is None):
+    if not address.is_loopback and (token is None or tls is None):
         missing = f"{TOKEN_VARIABLE} is not set" if token is None else "there is no certificate"
         alone = f"--serve :{address.port}" if address.verb == "top" else f"--port {address.port}"
         raise ConfigError(
@@ -117,7 +121,7 @@ class RunsHandler(BaseHTTPRequestHandler):
         """Return whether the request has the token in its header, or needs none."""
         expected = self.server.token
         given = self.headers.get("Authorization", "")
-        return expected is None or hmac.compare_digest(given.encode(), f"Bearer {expected}".encode())
+        return expected is None or bears(given, expected)
 
     def send(self, status: HTTPStatus, body: bytes, content_type: str = _TEXT, **headers: str) -> None:
         """Send the whole answer; underscores in the names of headers stand for dashes."""
@@ -162,7 +166,7 @@ class RunsServer(ThreadingHTTPServer):
         tls: tuple[Path, Path] | None = None,
     ) -> None:
         self.token = token
-        self._context = None if tls is None else _context(*tls)
+        self._context = None if tls is None else server_context(*tls)
         if ":" in address.host:
             self.address_family = AF_INET6
         try:
@@ -195,17 +199,3 @@ class RunsServer(ThreadingHTTPServer):
         """Leave out the traceback of a client that went away or speaks another protocol."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
-
-
-def _context(certificate: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:  # `ssl.SSLError` is one
-        raise ConfigError(
-            f"the certificate cannot be loaded: {error.strerror or error}",
-            where=f"--tls-cert {certificate} --tls-key {key}",
-            fix="name the certificate and its key as PEM files",
-        ) from None
-    return context

@@ -127,7 +127,8 @@ class LiveRun:
     """
 
     def __init__(self, path: Path, *, newest: bool = False, name: str | None = None) -> None:
-        self.path, self._name = path, name or path.absolute().name
+        self.path = path
+        self._name = name or path.absolute().name
         self._tail = JsonLinesTail(path / FILE_NAME, NEWEST_BYTES if newest else None)
         self._history = _History()
         self._needs_samples = newest

@@ -51,9 +51,10 @@ class RunsFolder:
             return [snapshot for name in self._names() if (snapshot := self._look(name, now)) is not None]
 
     def _names(self) -> list[str]:
-        places = [self.path, *(path / STUDY_RUNS for path in [self.path, *_inside(self.path)] if _is_study(path))]
-        found = (path for place in places for path in _inside(place) if self._is_own(path))
-        names = sorted(str(path.relative_to(self.path)) for path in found)
+        listed = _inside(self.path)
+        studies = [path for path in [self.path, *listed] if _is_study(path)]
+        trials = [path for study in studies for path in _inside(study / STUDY_RUNS)]
+        names = sorted(str(path.relative_to(self.path)) for path in [*listed, *trials] if self._is_own(path))
         for name in self._runs.keys() - set(names):
             del self._runs[name]
         return names
@@ -73,7 +74,7 @@ class RunsFolder:
         run = self._runs.get(name)
         if run is None:
             shown = name.replace(f"/{STUDY_RUNS}/", "/").removeprefix(f"{STUDY_RUNS}/")
-            run = self._runs[name] = LiveRun(path, newest=self._newest, name=None if shown == path.name else shown)
+            run = self._runs[name] = LiveRun(path, newest=self._newest, name=shown)
         state, seen = run.last_sign_of_life()
         if state != RUNNING and seen < now - max(self._ended_seconds, _SILENT_SECONDS if state == NOT_ENDED else 0.0):
             self._gone[name] = changed

@@ -17,7 +17,7 @@ from headway.core.files.paths import user_cache
 from headway.core.files.scratch import scratch_folder
 from headway.core.format import printable
 from headway.models.versions.records import AliasChange, ModelVersion, VersionFile, is_alias, is_model_name
-from headway.models.versions.registry import FILES, Registry, open_registry
+from headway.models.versions.registry import Registry, open_registry
 
 _REFERENCE = re.compile(r"([^@/\s]+)@([^@/\s]+)")
 
@@ -182,7 +182,7 @@ def fetch(found: ResolvedVersion, folder: Path, advance: Callable[[int], None] =
 
 
 def _verified_in_place(found: ResolvedVersion) -> Path:
-    folder = found.registry.folder(found.version.name, FILES, found.version.fingerprint)
+    folder = Path(found.url)
     _check(found.version, folder, _verify_words(found))
     return folder
 

@@ -9,6 +9,7 @@ import typer
 
 from headway.command_line import DefaultVerb, StepOption, StorageOption, storage_options
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.exposure import tls_pair
 from headway.serve.cli.experiments import AlphaOption, EffectOption, plan, report
 
 HELP = """Serve a trained model with OpenAI's interface, and try one version against another.
@@ -118,10 +119,7 @@ def serve(
 
     if batch & (batch - 1):
         raise ConfigError(f"{batch} is no power of two", where="--batch", fix="--batch 32")
-    if (tls_cert is None) != (tls_key is None):
-        there = "--tls-cert" if tls_key is None else "--tls-key"
-        raise ConfigError("TLS takes a certificate and its key", where=there, fix="--tls-cert FILE --tls-key FILE")
-    tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
+    tls = tls_pair(tls_cert, tls_key)
     source = Source(model, step, registry, storage_options(option, registry), name)
     options = EngineOptions(engine, batch, exact, max_tokens, tuple(engine_option or ()))
     server = ServerOptions(

@@ -55,7 +55,7 @@ def plan(split: Split, test: SequentialTest, assumed: Assumed) -> dict[str, Any]
     none = simulate(test, (rates[0], rates[0]), split.share, experiments=_WITHOUT, **common)
     low, median, high = np.quantile(found, [0.05, 0.5, 0.95], method="closest_observation").tolist()
     return {
-        "split": dict(zip(split.arms, (split.share, 1 - split.share), strict=True)),
+        "split": dict(zip(split.arms, split.shares, strict=True)),
         "rates": dict(zip(split.arms, rates, strict=True)),
         "effect": test.effect,
         "alpha": test.alpha,

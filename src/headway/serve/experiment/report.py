@@ -32,11 +32,10 @@ def report(folder: Path) -> dict[str, Any]:
         raise ConfigError("the experiment has not begun", where=str(folder), fix="headway serve ... --split")
     plan = state.plan
     names = plan.split.arms
-    shares = (plan.split.share, 1 - plan.split.share)
     arms = [
         {
             "arm": names[index],
-            "share": shares[index],
+            "share": plan.split.shares[index],
             "version": state.version(index),
             "outcomes": state.posted[index].outcomes,
             "counted": state.counted[index].outcomes,

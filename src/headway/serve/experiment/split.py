@@ -21,6 +21,11 @@ class Split:
     arms: tuple[str, str]
     share: float
 
+    @property
+    def shares(self) -> tuple[float, float]:
+        """The share of users of each arm."""
+        return self.share, 1 - self.share
+
     @classmethod
     def parse(cls, text: str) -> Split:
         """Parse `prod=90,candidate=10`.
