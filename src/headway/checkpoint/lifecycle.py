@@ -29,20 +29,20 @@ _NAME = "headway-checkpoints"
 
 
 @dataclass(frozen=True)
-class BucketRule:
-    """A rule, as the cloud's own program takes it."""
+class CloudDocument:
+    """Say what a bucket or an identity gets, as the cloud's own program takes it."""
 
     document: Mapping[str, Any]
     command: str
-    """Applies the file `rule.json`."""
+    """Applies the document, in the file that it names."""
 
     @property
     def text(self) -> str:
-        """The document in JSON."""
+        """Return the document in JSON."""
         return json.dumps(self.document, indent=2) + "\n"
 
 
-def bucket_rule(url: str, rules: Rules) -> BucketRule:
+def bucket_rule(url: str, rules: Rules) -> CloudDocument:
     """Return the rule for the place of a remote tier.
 
     Args:
@@ -66,7 +66,7 @@ def bucket_rule(url: str, rules: Rules) -> BucketRule:
     return makers[scheme](parts.netloc.partition("@")[0], f"{folder}/" if folder else "", days, rules)
 
 
-def _s3(bucket: str, prefix: str, days: int, rules: Rules) -> BucketRule:
+def _s3(bucket: str, prefix: str, days: int, rules: Rules) -> CloudDocument:
     rule: dict[str, Any] = {
         "ID": _NAME,
         "Status": "Enabled",
@@ -80,10 +80,10 @@ def _s3(bucket: str, prefix: str, days: int, rules: Rules) -> BucketRule:
         moves = {"Transitions": [{"Days": _COLD_DAYS, "StorageClass": "STANDARD_IA"}]}
         found.append({"ID": f"{_NAME}-kept", "Status": "Enabled", "Filter": large, **moves})
     command = f"aws s3api put-bucket-lifecycle-configuration --bucket {shlex.quote(bucket)}"
-    return BucketRule({"Rules": found}, f"{command} --lifecycle-configuration file://rule.json")
+    return CloudDocument({"Rules": found}, f"{command} --lifecycle-configuration file://rule.json")
 
 
-def _gcs(bucket: str, prefix: str, days: int, rules: Rules) -> BucketRule:
+def _gcs(bucket: str, prefix: str, days: int, rules: Rules) -> CloudDocument:
     within = {"matchesPrefix": [prefix]} if prefix else {}
     found: list[dict[str, Any]] = [
         {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": _LEAST_DAYS, **within}},
@@ -94,10 +94,10 @@ def _gcs(bucket: str, prefix: str, days: int, rules: Rules) -> BucketRule:
         weights = {"age": _COLD_DAYS, "matchesStorageClass": ["STANDARD"], "matchesSuffix": [".safetensors"]}
         found.append({"action": moves, "condition": {**weights, **within}})
     command = f"gcloud storage buckets update gs://{shlex.quote(bucket)} --lifecycle-file=rule.json"
-    return BucketRule({"lifecycle": {"rule": found}}, command)
+    return CloudDocument({"lifecycle": {"rule": found}}, command)
 
 
-def _azure(container: str, prefix: str, days: int, rules: Rules) -> BucketRule:
+def _azure(container: str, prefix: str, days: int, rules: Rules) -> CloudDocument:
     # Blocks of uploads that were cut off go after a week by themselves.
     actions: dict[str, Any] = {"version": {"delete": {"daysAfterCreationGreaterThan": days}}}
     if rules.keep_every is not None:
@@ -106,4 +106,4 @@ def _azure(container: str, prefix: str, days: int, rules: Rules) -> BucketRule:
     definition = {"filters": filters, "actions": actions}
     rule = {"name": _NAME, "enabled": True, "type": "Lifecycle", "definition": definition}
     command = "az storage account management-policy create --account-name ACCOUNT --resource-group GROUP"
-    return BucketRule({"rules": [rule]}, f"{command} --policy @rule.json")
+    return CloudDocument({"rules": [rule]}, f"{command} --policy @rule.json")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
-import yaml
 
 from headway.clouds.launchers.job import load_job
-from headway.clouds.launchers.kubernetes import KubernetesLauncher
+from headway.clouds.launchers.kubernetes import KubernetesLauncher, yaml_text
 from headway.clouds.launchers.launcher import find_launcher
 from headway.clouds.launchers.policy import policy_for
 from headway.clouds.launchers.roles import role_objects
@@ -61,7 +60,7 @@ def policy(
         raise ConfigError(f"{on} has no roles for people", where="--on", fix="--on kubernetes, or another of its kinds")
     documents = role_objects(launcher, load_job(config, list(overrides or []), machines))
     with exact_results():
-        print_text(yaml.safe_dump_all(documents, sort_keys=False))
+        print_text(yaml_text(documents))
     notice("apply it with: kubectl apply --filename roles.yaml")
 
 

@@ -7,12 +7,12 @@ read, but not removed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from headway.checkpoint.lifecycle import CloudDocument
 from headway.checkpoint.remote.audit_anchor import ANCHORS
 from headway.config import Config
 from headway.core.errors import ConfigError
@@ -33,7 +33,7 @@ _BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
 
 @dataclass(frozen=True)
 class Place:
-    """What a run has in a bucket."""
+    """Name a folder or an object in a bucket, and say what a run does there."""
 
     cloud: Cloud
     bucket: str
@@ -44,22 +44,8 @@ class Place:
 
     @property
     def below(self) -> str:
-        """What names of objects in the folder begin with."""
+        """Return what names of objects in the folder begin with."""
         return f"{self.path}/" if self.path else ""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A policy, as the cloud's own program takes it."""
-
-    document: Mapping[str, Any]
-    command: str
-    """Applies the file `policy.json`."""
-
-    @property
-    def text(self) -> str:
-        """The document in JSON."""
-        return json.dumps(self.document, indent=2) + "\n"
 
 
 def places_of(config: Config) -> list[Place]:
@@ -82,7 +68,7 @@ def places_of(config: Config) -> list[Place]:
     return list({(place.bucket, place.path, place.writes): place for place in found}.values())
 
 
-def policy_for(config: Config, cloud: Cloud) -> Policy:
+def policy_for(config: Config, cloud: Cloud) -> CloudDocument:
     """Return the least rights that a run needs at the buckets of one cloud.
 
     Raises:
@@ -96,11 +82,11 @@ def policy_for(config: Config, cloud: Cloud) -> Policy:
             where="checkpoint.remote.url, data.remote, data.sources",
             fix=f"add checkpoint.remote.url={scheme}://BUCKET/FOLDER, or give another --cloud",
         )
-    makers: Mapping[Cloud, Callable[[Sequence[Place]], Policy]] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
+    makers: Mapping[Cloud, Callable[[Sequence[Place]], CloudDocument]] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
     return makers[cloud](places)
 
 
-def _aws(places: Sequence[Place]) -> Policy:
+def _aws(places: Sequence[Place]) -> CloudDocument:
     """Return an identity policy of IAM."""
     statements: list[dict[str, Any]] = []
     for number, place in enumerate(places, 1):
@@ -121,10 +107,10 @@ def _aws(places: Sequence[Place]) -> Policy:
             kept = {"Sid": f"Keep{number}", "Effect": "Deny", "Action": "s3:DeleteObject", "Resource": anchors}
             statements.append(kept)
     command = "aws iam put-role-policy --role-name ROLE --policy-name headway --policy-document file://policy.json"
-    return Policy({"Version": "2012-10-17", "Statement": statements}, command)
+    return CloudDocument({"Version": "2012-10-17", "Statement": statements}, command)
 
 
-def _gcp(places: Sequence[Place]) -> Policy:
+def _gcp(places: Sequence[Place]) -> CloudDocument:
     """Return roles of one's own, and bindings to them with conditions, for the policy of each bucket."""
     roles = {
         "headwayReader": {"title": "Headway reader", "stage": "GA", "includedPermissions": list(_GCS_READ)},
@@ -143,10 +129,12 @@ def _gcp(places: Sequence[Place]) -> Policy:
             binding["condition"] = {"title": f"headway below {place.path}"[:100], "expression": expression}
         bindings.setdefault(place.bucket, []).append(binding)
     command = "gcloud iam roles create, and gcloud storage buckets add-iam-policy-binding, with the parts of it"
-    return Policy({"roles": roles, "buckets": {name: {"bindings": found} for name, found in bindings.items()}}, command)
+    return CloudDocument(
+        {"roles": roles, "buckets": {name: {"bindings": found} for name, found in bindings.items()}}, command
+    )
 
 
-def _azure(places: Sequence[Place]) -> Policy:
+def _azure(places: Sequence[Place]) -> CloudDocument:
     """Return roles of one's own, and their assignments with conditions."""
     rights = {"Headway reader": ["read"], "Headway writer": ["read", "write", "delete"]}
     roles = [
@@ -179,4 +167,4 @@ def _azure(places: Sequence[Place]) -> Policy:
             assignment["condition-version"] = "2.0"
         assignments.append(assignment)
     command = "az role definition create, and az role assignment create --condition, with the parts of it"
-    return Policy({"roles": roles, "assignments": assignments}, command)
+    return CloudDocument({"roles": roles, "assignments": assignments}, command)

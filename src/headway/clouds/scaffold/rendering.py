@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.clouds.scaffold.answers import Answers
-from headway.core.errors import ConfigError, HeadwayError
-from headway.core.requirements import install_command
+from headway.core.errors import HeadwayError, missing_extra
 from headway.core.version import __version__
 
 #: The template: `copier.yml` with the questions, and `project/` with the files.
@@ -79,9 +78,7 @@ def _copier() -> Any:
     try:
         import copier
     except ImportError:
-        raise ConfigError(
-            "headway init needs the package copier", where="this Python", fix=install_command("init")
-        ) from None
+        raise missing_extra("copier", "init", "headway init") from None
     return copier
 
 

@@ -6,7 +6,6 @@ bytes: the serial number follows from the wheel's hash, and the time is that of 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import uuid
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError
+from headway.core.files.hashes import sha256_file
 from headway.core.version import __version__
 
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
@@ -135,7 +135,7 @@ def wheel_sbom(wheel: Path, extras: Sequence[str] = ()) -> dict[str, Any]:
     version = str(about["Version"])
     requirements = [str(line) for line in about.get_all("Requires-Dist", [])]
     packages = [one for one in installed_closure(requirements, extras) if one.name != name]
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    digest = sha256_file(wheel)
     direct = tuple(sorted({one for one, _ in needed(requirements, extras)} - {name}))
     itself = Package(name, version, licence_of(about), direct)
     stated = {"component": {**_component(itself), "hashes": [{"alg": "SHA-256", "content": digest}]}}
