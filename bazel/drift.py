@@ -51,7 +51,7 @@ def drift(root: Path) -> Iterator[str]:
     """Yield a line for each difference between the BUILD files and the tree."""
     known = packages(root)
     targets = [target for found in known.values() for target in found]
-    covered = {f"{_label(known, target.folder, name)}" for target in targets for name in target.lists.get("srcs", [])}
+    covered = {_label(target.folder, name) for target in targets for name in target.lists.get("srcs", [])}
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*.py")):
             name = _name(file, root)
@@ -109,7 +109,8 @@ class _Folder:
 
     def glob(self, patterns: Sequence[str], excluded: Sequence[str]) -> list[str]:
         """Return the files that patterns name, as Bazel does: none of another package."""
-        kept, left = _matcher(patterns), _matcher(excluded)
+        kept = _matcher(patterns)
+        left = _matcher(excluded)
         names = (_name(file, self.path) for file in self.files(self.path))
         return sorted(name for name in names if kept.fullmatch(name) and not left.fullmatch(name))
 
@@ -138,7 +139,7 @@ def _part(text: str) -> str:
     return "[^/]*".join(map(re.escape, text.split("*")))
 
 
-def _label(known: Mapping[str, list[Target]], folder: str, name: str) -> str:
+def _label(folder: str, name: str) -> str:
     """Return a label of this repository as a path from its root."""
     found = LABEL.fullmatch(name)
     if found is None or (found["package"] is None and not name.startswith(":")):
@@ -156,7 +157,7 @@ def _unresolved(
         if locked is not None and name.removeprefix("@pypi//") not in locked:
             yield f"{place}: {name} is not in {LOCK}"
     elif not name.startswith("@"):
-        path = _label(known, target.folder, name)
+        path = _label(target.folder, name)
         if path == LOCK and locked is None:
             return  # `make lock` writes it, where there is an index of packages
         if path not in names and not (root / path).is_file():
@@ -171,7 +172,8 @@ def _package_of(known: Mapping[str, list[Target]], path: str) -> str:
 
 def _unnamed_imports(root: Path, known: Mapping[str, list[Target]], target: Target) -> Iterator[str]:
     """Yield imports at the top of files that no dependency brings. Those in functions are of optional packages."""
-    deps, optional = set(target.lists.get("deps", [])), _optional(root)
+    deps = set(target.lists.get("deps", []))
+    optional = _optional(root)
     for name in sorted({found for file in target.lists.get("srcs", []) for found in _imports(root, target, file)}):
         own = next((f"//{top}/{name}" for top in ROOTS if f"{top}/{name}" in known), None)
         here = any((root / target.folder / f"{name}{end}").exists() for end in ("", ".py"))
@@ -184,7 +186,7 @@ def _unnamed_imports(root: Path, known: Mapping[str, list[Target]], target: Targ
 
 
 def _deps_of(known: Mapping[str, list[Target]], folder: str, label: str) -> list[str]:
-    path = _label(known, folder, label)
+    path = _label(folder, label)
     for package, targets in known.items():
         for target in targets:
             if f"{package}/{target.name}".lstrip("/") == path:

@@ -1,4 +1,4 @@
-"""Whether a container is healthy: docker asks, and so do compose files. Kubernetes has probes of its own.
+"""Tell whether a container is healthy: docker asks, and so do compose files. Kubernetes has probes of its own.
 
 `python health.py train`: no run waits for a step longer than the alert HeadwayNoStep allows.
 `python health.py serve`: the server answers on its port.

@@ -45,7 +45,8 @@ def vendored(requirement: str, wheels: list[Path]) -> str:
     extras = re.search(r"\[[^\]]*\]", requirement)
     for wheel in wheels:
         if plain(wheel.name.split("-")[0]) == plain(name):
-            return f"{name}{extras[0] if extras else ''} @ file://{LIBRARIES}/{wheel.name}"
+            bracketed = extras[0] if extras else ""
+            return f"{name}{bracketed} @ file://{LIBRARIES}/{wheel.name}"
     return requirement
 
 
@@ -56,7 +57,8 @@ def locked(lock: dict[str, Any]) -> list[str]:
         if "registry" not in package.get("source", {}) or plain(package["name"]) == "torch":
             continue
         markers = " or ".join(f"({marker})" for marker in package.get("resolution-markers", []))
-        found.append(f"{plain(package['name'])}=={package['version']}" + (f" ; {markers}" if markers else ""))
+        condition = f" ; {markers}" if markers else ""
+        found.append(f"{plain(package['name'])}=={package['version']}{condition}")
     return sorted(found)
 
 

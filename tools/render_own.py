@@ -18,7 +18,7 @@ ANSWERS = Answers("headway", ("docker", "github", "bazel"), itself=True)
 
 
 def rendered() -> dict[str, bytes]:
-    """The files by their names from the root of the repository."""
+    """Return the files by their names from the root of the repository."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         render(ANSWERS, folder)
@@ -26,7 +26,7 @@ def rendered() -> dict[str, bytes]:
 
 
 def differing(files: dict[str, bytes]) -> list[str]:
-    """Names of files that are missing here, or have another content."""
+    """Return the names of files that are missing here, or have another content."""
     return [name for name, content in sorted(files.items()) if _content(ROOT / name) != content]
 
 

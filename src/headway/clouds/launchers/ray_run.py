@@ -1,4 +1,4 @@
-"""What processes of Ray read of a run, and do about it: its metrics and checkpoints, its owner, its process."""
+"""Read what processes of Ray need of a run: metrics and checkpoints; end its process, and wait for its owner."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _storage_of(storage: Any) -> Path:
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """What all trials of a search have in common."""
+    """Hold what all trials of a search have in common."""
 
     config: str
     """The config in YAML."""
@@ -164,7 +164,8 @@ class RunTrial:
         self._run = RunDirectory(storage / name)
         self._process: subprocess.Popen[bytes] | None = None
         self._history = _History(self._run.metrics_path, settings.metric)
-        self._begins, self._restarts = False, 0
+        self._begins = False
+        self._restarts = 0
 
     @property
     def run(self) -> Path:
@@ -274,7 +275,8 @@ class RunTrial:
     def _ask_to_save(self) -> None:
         """Post on the run's board that a checkpoint is wanted, and wait for it."""
         attempts = [int(path.name) for path in self._run.attempts.glob("*") if path.name.isdecimal()]
-        process, ledger = self._process, Ledger(self._run.ledger_path)
+        process = self._process
+        ledger = Ledger(self._run.ledger_path)
         wanted = self._history.step
         if not attempts or process is None:
             return
@@ -293,11 +295,13 @@ class _History:
     """
 
     def __init__(self, path: Path, metric: str, reported: int = -1) -> None:
-        self._tail, self._metric = JsonLinesTail(path), metric
+        self._tail = JsonLinesTail(path)
+        self._metric = metric
         self._due: deque[dict[str, Any]] = deque()
         self.newest: dict[str, Any] = {}
         self.reported = reported
-        self.step = self._before = 0
+        self.step = 0
+        self._before = 0
 
     def read(self) -> None:
         """Read what is new; steps that are trained again are not reported again."""

@@ -48,7 +48,7 @@ _METRIC = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)=([0-9]+[mk]?)")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What is served, to whom, and by how many pods."""
+    """Say which model is served, to whom, and by how many pods."""
 
     model: str
     """A version of a registry, a model of the Hub, or a folder on a volume."""

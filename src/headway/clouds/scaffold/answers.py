@@ -1,4 +1,4 @@
-"""What a team answers about its project, and what of it is refused."""
+"""Check what a team answers about its project: its name, its parts and its licence."""
 
 from __future__ import annotations
 
