@@ -18,6 +18,19 @@ def is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file now; the file is created if it does not exist.
+
+    Raises:
+        OSError: as `lock_file`.
+    """
+    try:
+        lock_file(path).close()
+    except BlockingIOError:
+        return True
+    return False
+
+
 def lock_file(path: Path) -> BinaryIO:
     """Lock a file exclusively, and create it if it does not exist; the lock ends when the returned file is closed.
 

@@ -9,7 +9,7 @@ import typer
 
 from headway.command_line import JsonOption, check_folder, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_lines
-from headway.lab.compare.evidence import Margin
+from headway.lab.compare.evidence import DOCUMENTS, Margin
 from headway.telemetry.runs import difference_rows, result_rows
 from headway.training.evaluation.benchmarks import check_installed, wanted_by_hand
 
@@ -55,7 +55,7 @@ def compare(
         Path | None,
         typer.Option(help="Text (.txt, .md, .jsonl, a folder), or a token store; the runs' own when not given."),
     ] = None,
-    documents: Annotated[int, typer.Option(min=2, help="Most documents to evaluate, evenly spaced.")] = 10_000,
+    documents: Annotated[int, typer.Option(min=2, help="Most documents to evaluate, evenly spaced.")] = DOCUMENTS,
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens per row; the shortest of the models' when not given.")
     ] = None,

@@ -231,7 +231,8 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
         _print(found)
         return
     journal = found.open_journal()
-    rows = rows_of(found, journal.records, {one.number: _run_of(found, one.number) for one in journal.records})
+    records = journal.records
+    rows = rows_of(found, records, {one.number: _run_of(found, one.number) for one in records})
     print_table(HEADERS, rows, numeric=(0, 2, 3))
 
 
@@ -260,10 +261,9 @@ def best(study: StudyArgument, as_json: JsonOption = False) -> None:
     import shlex
 
     found = open_study(study)
-    ranked = found.open_journal().best()
-    if not ranked:
+    chosen = found.open_journal().winners()
+    if not chosen:
         raise CheckpointError("no trial is complete yet", where=str(study), fix=f"headway tune show {study} lists them")
-    chosen = ranked if len(found.directions) > 1 else ranked[:1]
     if as_json:
         print_json(
             [

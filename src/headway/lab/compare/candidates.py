@@ -16,6 +16,7 @@ from headway.core.files.foreign import LISTING_BYTES, read_json_object
 from headway.core.files.hashes import fingerprint, sha256_file
 from headway.data.tokenizing.begin_of_text import is_same_but_for_template
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.models.hub.folder import is_model_folder
 from headway.telemetry.record import is_run
 from headway.training.evaluation.inference import load_tokenizer
 
@@ -121,7 +122,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 def _is_model(path: Path) -> bool:
     try:
-        return is_run(path) or any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+        return is_run(path) or is_model_folder(path)
     except OSError:  # a folder without permission, or a name that is none
         return False
 

@@ -28,6 +28,7 @@ from headway.lab.compare.evaluating import HowToEvaluate, items_of, losses_of
 from headway.lab.compare.evidence import (
     BITS,
     DIFFERENCES,
+    DOCUMENTS,
     NATS,
     Difference,
     Evidence,
@@ -39,9 +40,6 @@ from headway.lab.compare.evidence import (
 from headway.lab.compare.intervals import Estimate
 from headway.telemetry.record import Run, open_run
 from headway.telemetry.runs import Comparison, compare_runs, differences
-
-#: Documents that are compared on if no other number is asked for.
-DOCUMENTS = 10_000
 
 
 @dataclass(frozen=True)

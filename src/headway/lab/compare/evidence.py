@@ -13,6 +13,8 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.files.hashes import sha256_bytes
 from headway.lab.compare.intervals import Estimate, Floats, holm, ratio_interval, seeds_interval
 
+#: Documents that are compared on if no other number is asked for.
+DOCUMENTS = 10_000
 #: Level of the tests, two-sided.
 SIGNIFICANT = 0.05
 #: Relative differences for which documents are counted.

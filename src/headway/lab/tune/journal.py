@@ -98,16 +98,16 @@ class Journal:
 
     def __init__(self, folder: Path, directions: Sequence[str], space: Space) -> None:
         optuna = _optuna()
-        from optuna.storages import InMemoryStorage, JournalStorage
+        from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        self._path = folder / FILE_NAME
+        path = folder / FILE_NAME
         self._space = space
         self._ranges = {one.key: one for one in space.ranges}
-        self._name, self._directions = folder.resolve().name, list(directions)
-        self._new_memory: Callable[[], Any] = InMemoryStorage
+        self._name = folder.resolve().name
+        self._directions = list(directions)
         try:
-            self._disk = JournalStorage(JournalFileBackend(str(self._path)))
+            self._disk = JournalStorage(JournalFileBackend(str(path)))
             names = [one.study_name for one in self._disk.get_all_studies()]
             if self._name not in names:
                 # A folder that was renamed keeps the name that it had: brackets of HyperBand depend on it.
@@ -117,7 +117,7 @@ class Journal:
         except Exception as error:  # whatever Optuna makes of a file that is no journal
             raise CheckpointError(
                 f"the journal cannot be read: {type(error).__name__}: {error}",
-                where=str(self._path),
+                where=str(path),
                 fix="restore it from a copy",
             ) from None
         self._study_id = self._disk.get_study_id_from_name(self._name)
@@ -126,7 +126,9 @@ class Journal:
 
     def _read(self) -> None:
         """Copy the journal into memory."""
-        self._memory = self._new_memory()
+        from optuna.storages import InMemoryStorage
+
+        self._memory: Any = InMemoryStorage()
         self.study: Study = _optuna().create_study(
             storage=self._memory, study_name=self._name, directions=self._directions
         )
@@ -152,6 +154,12 @@ class Journal:
         sign = -1.0 if self._directions[0] == "maximize" else 1.0
         done = [one for one in self.records if one.state == "complete" and one.objectives is not None]
         return sorted(done, key=lambda one: (sign * (one.objectives or (math.inf,))[0], one.number))
+
+    def winners(self) -> list[TrialRecord]:
+        """Return the best trial, or with several objectives those that no other one dominates; none if none is
+        complete."""
+        found = self.best()
+        return found if len(self._directions) > 1 else found[:1]
 
     def importances(self) -> dict[str, float]:
         """Return how much each key matters for the first objective, by PED-ANOVA (Watanabe et al. 2023), most first;

@@ -107,9 +107,7 @@ def as_json(study: Study, journal: Journal) -> dict[str, Any]:
         "study": str(study.folder),
         "objective": [one.model_dump(mode="json") for one in study.settings.objective],
         "trials": [_trial_as_json(study, one) for one in journal.records],
-        "best": [one.number for one in journal.best()[:1]]
-        if len(study.directions) == 1
-        else [one.number for one in journal.best()],
+        "best": [one.number for one in journal.winners()],
     }
 
 

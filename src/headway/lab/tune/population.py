@@ -77,7 +77,8 @@ class PopulationRule:
         if not alive:
             return None
         count = max(1, round(self.stopping.quantile * len(before)))
-        own, best = before[member], alive[:count]
+        own = before[member]
+        best = alive[:count]
         is_worst = own in ranked[-count:] and own not in best
         if own in alive and not is_worst:
             return Member(own.number, _kept(self.space, own.values))
@@ -156,7 +157,8 @@ class PopulationScheduler:
     """
 
     def __init__(self, study: Study, journal: Journal) -> None:
-        self._study, self._journal = study, journal
+        self._study = study
+        self._journal = journal
         self._stopping = study.settings.stopping
         steps = study.base.train.steps
         if steps is None:
@@ -181,8 +183,10 @@ class PopulationScheduler:
 
     def propose(self) -> TrialRecord | None:
         """Draw a member of the first generation, or add one of the next when the one before has ended."""
-        records, size = self._journal.records, self._stopping.population
-        number, settings = len(records), self._study.settings
+        records = self._journal.records
+        size = self._stopping.population
+        number = len(records)
+        settings = self._study.settings
         if number >= self.total:
             return None
         if number < size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, counted, format_seconds
-from headway.lab.tune.journal import Journal, TrialRecord
+from headway.cost.spending import RunCost
+from headway.lab.tune.journal import REASON, Journal, TrialRecord
 from headway.lab.tune.space import Range
-from headway.lab.tune.study import REPORT_FILE, Study, record_line
+from headway.lab.tune.study import REPORT_FILE, Study, record_line, short_text
 from headway.run.directory.account import account_of
 from headway.telemetry import html
 from headway.telemetry.charts import SERIES_COLOURS, Chart, Entry, Line, dashed, plot_of
@@ -28,13 +30,32 @@ _CURVES = 16
 _ROWS = 1000
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """The run of a trial, with what is read of it once."""
+
+    run: Run
+    last_step: int
+    cost: RunCost
+
+    @property
+    def known_usd(self) -> float | None:
+        """What it has cost; None if no price is known."""
+        return self.cost.total_usd if self.cost.is_known else None
+
+
+def _read(path: Path) -> _Recorded:
+    run = Run(path)
+    return _Recorded(run, run.newest_metrics().last_step, account_of(run))
+
+
 def write_report(study: Study, journal: Journal) -> Path:
     """Write `report.html` into a study's folder, and return its path."""
     records = journal.records
     best = journal.best()
     objective = study.settings.objective[0]
     states = Counter(one.state for one in records)
-    runs = {one.number: Run(study.run_of(one.number)) for one in records if is_run(study.run_of(one.number))}
+    runs = {one.number: _read(study.run_of(one.number)) for one in records if is_run(study.run_of(one.number))}
     note = f"{counted(len(records), 'trial')}: " + ", ".join(f"{count} {state}" for state, count in states.items())
     body = [
         html.heading(f"Study {study.folder.name}", None, f"{objective.direction} {objective.metric}. {note}"),
@@ -55,10 +76,10 @@ def _figures(charts: Sequence[Chart | None]) -> str:
     return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
-def _tiles(study: Study, best: Sequence[TrialRecord], runs: dict[int, Run]) -> list[tuple[str, str, str]]:
-    steps = sum(run.newest_metrics().last_step for run in runs.values())
-    seconds = sum(run.seconds or 0.0 for run in runs.values())
-    costs = [account_of(run) for run in runs.values()]
+def _tiles(study: Study, best: Sequence[TrialRecord], runs: dict[int, _Recorded]) -> list[tuple[str, str, str]]:
+    steps = sum(one.last_step for one in runs.values())
+    seconds = sum(one.run.seconds or 0.0 for one in runs.values())
+    costs = [one.cost for one in runs.values()]
     spent = sum(cost.total_usd for cost in costs) if any(cost.is_known for cost in costs) else None
     found = [("steps of all trials", f"{steps:,}", ""), ("time of all trials", format_seconds(seconds), "")]
     if spent is not None:
@@ -83,15 +104,15 @@ def _history(records: Sequence[TrialRecord], direction: str) -> Chart | None:
     return Chart("Objective by trial", legend=legend, wide=True, plot=plot_of(lines, x="trial", y="objective"))
 
 
-def _curves(study: Study, best: Sequence[TrialRecord], runs: dict[int, Run]) -> Chart | None:
+def _curves(study: Study, best: Sequence[TrialRecord], runs: dict[int, _Recorded]) -> Chart | None:
     metric = study.settings.objective[0].metric
     lines = []
     legend = []
     for place, record in enumerate(best[:_CURVES]):
-        run = runs.get(record.number)
-        if run is None:
+        recorded = runs.get(record.number)
+        if recorded is None:
             continue
-        steps, values = run.metrics.finite(metric)
+        steps, values = recorded.run.metrics.finite(metric)
         if len(steps):
             series = place % SERIES_COLOURS
             name = f"trial {record.number}"
@@ -170,17 +191,16 @@ def _position(one: Range, record: TrialRecord) -> float | None:
     return (scale(value) - scale(one.low)) / (scale(one.high) - scale(one.low))
 
 
-def _table(study: Study, records: Sequence[TrialRecord], runs: dict[int, Run]) -> str:
+def _table(study: Study, records: Sequence[TrialRecord], runs: dict[int, _Recorded]) -> str:
     keys = [one.key for one in study.space.ranges]
     names = [one.metric for one in study.settings.objective]
     rows = []
     for record in records[-_ROWS:]:
-        run = runs.get(record.number)
-        step = UNKNOWN if run is None else f"{run.newest_metrics().last_step:,}"
+        recorded = runs.get(record.number)
+        step = UNKNOWN if recorded is None else f"{recorded.last_step:,}"
         values = [loss_text(value) for value in record.objectives or ()] or [UNKNOWN] * len(names)
-        cost = None if run is None else account_of(run)
-        known = None if cost is None or not cost.is_known else cost.total_usd
-        why = str(record.notes.get("reason", ""))
+        known = None if recorded is None else recorded.known_usd
+        why = str(record.notes.get(REASON, ""))
         cells = [_text(record.values.get(key)) for key in keys]
         rows.append([str(record.number), record.state, *values, step, usd_text(known), *cells, why])
     headers = ["Trial", "State", *names, "Steps", "Cost", *keys, "Why"]
@@ -188,9 +208,7 @@ def _table(study: Study, records: Sequence[TrialRecord], runs: dict[int, Run]) -
 
 
 def _text(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "" if value is None else short_text(value)
 
 
 def _first(record: TrialRecord) -> float:

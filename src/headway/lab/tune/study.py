@@ -18,7 +18,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import read_text
 from headway.core.files.hashes import fingerprint
-from headway.core.files.locks import lock_file
+from headway.core.files.locks import is_locked, lock_file
 from headway.data.made_of import made_of
 from headway.lab.tune.journal import Journal, TrialRecord, repair
 from headway.lab.tune.settings import MAY_CHANGE, StudySettings, validated
@@ -52,10 +52,13 @@ class Study:
     @cached_property
     def base(self) -> Config:
         """The config, resolved."""
-        words = (
-            [] if self.settings.workers_per_trial is None else [f"parallel.workers={self.settings.workers_per_trial}"]
-        )
-        return load_config(self.config, words)
+        return load_config(self.config, self._workers)
+
+    @property
+    def _workers(self) -> list[str]:
+        """The override that every trial has, if there is one."""
+        count = self.settings.workers_per_trial
+        return [] if count is None else [f"parallel.workers={count}"]
 
     @cached_property
     def base_values(self) -> dict[str, Any]:
@@ -96,8 +99,7 @@ class Study:
             ConfigError: the config is refused.
         """
         words = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-        if self.settings.workers_per_trial is not None:
-            words.append(f"parallel.workers={self.settings.workers_per_trial}")
+        words += self._workers
         config = load_config(self.config, words)
         if config.task is None:
             words.append(f"data.store={json.dumps(str(self.store_of(config)), ensure_ascii=False)}")
@@ -132,11 +134,7 @@ class Study:
     @property
     def is_worked_on(self) -> bool:
         """Whether a process works on the study now, on this machine."""
-        try:
-            lock_file(self.folder / _LOCK_FILE).close()
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self.folder / _LOCK_FILE)
 
     def save(self) -> None:
         """Write the study's files; the journal comes by itself."""
@@ -243,8 +241,9 @@ def _check_keys(study: Study) -> None:
 
 def record_line(record: TrialRecord) -> str:
     """Describe a trial's values in one line."""
-    return " ".join(f"{key}={_short(value)}" for key, value in record.values.items())
+    return " ".join(f"{key}={short_text(value)}" for key, value in record.values.items())
 
 
-def _short(value: Any) -> str:
+def short_text(value: Any) -> str:
+    """Return a value of a key for people."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -19,8 +19,7 @@ from headway.core.console import warning
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
 from headway.core.coordination.preemption_board import Notice, post
 from headway.core.errors import BudgetReached, CheckpointError, ConfigError, DataError, DivergedError
-from headway.core.files.foreign import parse_json_lines
-from headway.core.files.locks import lock_file
+from headway.core.files.locks import is_locked, lock_file
 from headway.core.process.command import module_command
 from headway.core.process.signals import defer_signals
 from headway.core.process.waiting import wait_until
@@ -28,6 +27,7 @@ from headway.run.directory.cancel import request_cancel
 from headway.run.directory.run_directory import LAUNCH_FILE, RunDirectory, attempt_folder
 from headway.telemetry.metrics import FILE_NAME, Metrics
 from headway.telemetry.record import RUNNING, Run
+from headway.telemetry.tail import JsonLinesTail
 
 #: `Notice.source` of a study.
 SOURCE = "tune"
@@ -69,7 +69,7 @@ class HeldCommand:
 
     def start(self, command: Sequence[str], log: Path, folder: Path, variables: Mapping[str, str]) -> None:
         """Start the command in a folder, with its output appended to a file."""
-        wait_until(lambda: not self._is_locked(), _STRAGGLER_SECONDS)
+        wait_until(lambda: not is_locked(self._lock), _STRAGGLER_SECONDS)
         environment = {**os.environ, **variables}
         with suppress(BlockingIOError), lock_file(self._lock) as lock, log.open("ab") as output, defer_signals():
             os.set_inheritable(lock.fileno(), True)
@@ -87,7 +87,7 @@ class HeldCommand:
     @property
     def runs(self) -> bool:
         """Whether the command runs, started here or by a process that is gone."""
-        return self._is_locked() if self._process is None else self._process.poll() is None
+        return is_locked(self._lock) if self._process is None else self._process.poll() is None
 
     @property
     def code(self) -> int | None:
@@ -99,13 +99,6 @@ class HeldCommand:
         if self._process is not None:
             self._process.terminate()
 
-    def _is_locked(self) -> bool:
-        try:
-            lock_file(self._lock).close()
-        except BlockingIOError:
-            return True
-        return False
-
 
 class HistoryReader:
     """Reads a run's metrics as they grow.
@@ -115,20 +108,20 @@ class HistoryReader:
     """
 
     def __init__(self, run: Path) -> None:
-        self._path = run / FILE_NAME
-        self._read = 0
+        self._tail = JsonLinesTail(run / FILE_NAME)
         self.metrics = Metrics()
 
     def refresh(self) -> bool:
         """Read what is new, and return whether there was anything."""
-        before = self._read
-        with suppress(OSError), self._path.open("rb") as file:
-            file.seek(self._read)
-            whole = file.read().rpartition(b"\n")[0]
-            self._read += len(whole) + bool(whole)
-            for record in parse_json_lines(whole.splitlines()):
-                self.metrics.add(record)
-        return self._read > before
+        is_new = False
+        with suppress(OSError):
+            for begins, records in self._tail.read():
+                is_new = True
+                if begins:
+                    self.metrics = Metrics()
+                for record in records:
+                    self.metrics.add(record)
+        return is_new
 
 
 class TrialRun:

@@ -70,6 +70,11 @@ def base_folder(source: Path | str, *, with_code: bool = False) -> Path:
     return open_folder(f"{HUB}{name}{at}", with_code=with_code)
 
 
+def is_model_folder(folder: Path) -> bool:
+    """Return whether a folder holds a model, or an adapter of peft, as Hugging Face has them."""
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER))
+
+
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter of peft instead of a model."""
     return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()

@@ -31,7 +31,7 @@ from headway.models.build import build_any_model, build_pretrained
 from headway.models.finite import check_finite
 from headway.models.hub.compressed import is_quantized, load_quantized
 from headway.models.hub.export import export_transformers_model
-from headway.models.hub.folder import base_folder
+from headway.models.hub.folder import base_folder, is_model_folder
 from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluation.evaluate import Evaluation, evaluate
@@ -118,7 +118,7 @@ def load_trained(path: Path, *, step: int | None = None, device: torch.device | 
     device = device or torch.device("cpu")
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return _from_run(path, step, device)
-    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
+    if is_model_folder(path):
         model = _from_folder(path, device)
         folder = _folder_with_tokenizer(path)
         tokenizer = Tokenizer.load(folder)

@@ -14,6 +14,7 @@ from headway.data.made_of import made_of
 from headway.lab.tune.checks import check_study
 from headway.lab.tune.settings import StudySettings
 from headway.lab.tune.study import Study, new_study, open_study
+from headway.lab.tune.trial_run import HistoryReader
 from support import skip_without, write_config, write_corpus
 from support_tune import write_study
 
@@ -162,3 +163,15 @@ def test_trials_share_a_store_unless_they_change_it(tmp_path: Path, config: Path
     assert others[0] == others[1] != store(own, 2)
     assert Path(others[0]).parent == (study.folder / "stores").absolute()
     assert made_of(study.base.data)
+
+
+def test_metrics_that_were_replaced_are_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "train/loss": 4.0}\n{"step": 2, "train/loss": 3.0}\n{"step": 3, "tr')
+    reader = HistoryReader(tmp_path)
+    assert reader.refresh() and reader.metrics.last_step == 2
+    assert not reader.refresh()
+    other = tmp_path / "other"
+    other.write_text('{"step": 1, "train/loss": 5.0}\n')
+    other.replace(path)
+    assert reader.refresh() and reader.metrics.last_step == 1 and reader.metrics.last("train/loss") == 5.0
