@@ -29,7 +29,7 @@ from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.activations import Activations
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.losses import logits_loss_bytes
-from headway.lab.plan.peak import MemoryPlan
+from headway.lab.plan.memory_plan import MemoryPlan
 from headway.lab.plan.recommend import option
 from headway.lab.plan.stages import pipeline_stages
 

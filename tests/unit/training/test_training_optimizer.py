@@ -25,8 +25,8 @@ from headway.training.optimizer.eager import eager
 from headway.training.optimizer.lion import Lion
 from headway.training.optimizer.offload import HostOffload
 from headway.training.setup.available import slow_precision
-from headway.training.setup.cut_proof import check_shard_invariance
 from headway.training.setup.precision import muon_products
+from headway.training.setup.shard_invariance import check_shard_invariance
 from headway.training.state import TrainState
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 The mixture is computed once, as a short list of segments: ranges of steps in which the shares are constant. A segment
 knows how many rows each source has given before it. Everything else about a step follows from its segment, without
-looking at the steps before (`headway.data.feeding.lattice`).
+looking at the steps before (`headway.data.feeding.source_order`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from headway.config.sections.data import stored_names
 from headway.core.errors import ConfigError, DataError
 from headway.core.user_command import suggest
-from headway.data.feeding.lattice import MAX_ROWS, boundaries, counts_between
+from headway.data.feeding.source_order import MAX_ROWS, boundaries, counts_between
 
 if TYPE_CHECKING:
     from headway.config.sections.data import DataConfig, MixtureConfig
@@ -55,7 +55,7 @@ class Segment:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """The shares as intervals; see `headway.data.feeding.lattice.boundaries`."""
+        """The shares as intervals; see `headway.data.feeding.source_order.boundaries`."""
         return boundaries(self.shares, self.step_rows)
 
     def counts(self, first: int, last: int) -> list[int]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.data.feeding.lattice import sources_of
 from headway.data.feeding.mixture import Mixture, Segment
 from headway.data.feeding.order import RowOrder
+from headway.data.feeding.source_order import sources_of
 
 if TYPE_CHECKING:
     from headway.config import Batches

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from headway.config.derived.deepspeed import engine_settings
 from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.errors import ConfigError
-from headway.lab.plan.flat import FP64, Bucket, FlatGroup, backwards, flat_groups, owned
+from headway.lab.plan.flat_buffers import FP64, Bucket, FlatGroup, backwards, flat_groups, owned
 from headway.lab.plan.live_parameters import LiveParameters, live_parameters
-from headway.lab.plan.passes import Passes
-from headway.lab.plan.peak import Moment
+from headway.lab.plan.memory_plan import Moment
+from headway.lab.plan.pass_memory import Passes
 
 if TYPE_CHECKING:
     from headway.config import Config

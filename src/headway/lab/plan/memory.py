@@ -1,8 +1,8 @@
 """Bytes on the worker that needs most, by part, at the moments of a step that may be the peak.
 
 Everything is arithmetic over the shape, the strategy and the mesh; `docs/plan.md` describes how it was checked. Memory
-that the allocator and the communication library hold in addition is the plan's reserve (`peak.py`). The driver's memory
-and fragmentation are not counted: `recommend.USABLE_SHARE` leaves room for them.
+that the allocator and the communication library hold in addition is the plan's reserve (`memory_plan.py`). The driver's
+memory and fragmentation are not counted: `recommend.USABLE_SHARE` leaves room for them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from headway.config.optimizers import FP32_BYTES, UpdateSizes, find_optimizer
 from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, masked_pairs
 from headway.lab.plan.deepspeed import EngineStep
-from headway.lab.plan.passes import Passes
-from headway.lab.plan.peak import MemoryPlan, Moment
+from headway.lab.plan.memory_plan import MemoryPlan, Moment
+from headway.lab.plan.pass_memory import Passes
 from headway.lab.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
 from headway.models.shape import Shape
 

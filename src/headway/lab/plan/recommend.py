@@ -29,7 +29,7 @@ from headway.core.user_command import config_words
 from headway.lab.plan.activations import FP8_TILE
 from headway.lab.plan.layout import CHECKPOINTING, Layout, has_copied_experts
 from headway.lab.plan.memory import plan_memory
-from headway.lab.plan.peak import MemoryPlan
+from headway.lab.plan.memory_plan import MemoryPlan
 from headway.lab.plan.speed import Speed, plan_speed
 
 if TYPE_CHECKING:

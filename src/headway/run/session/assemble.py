@@ -17,8 +17,8 @@ from headway.training.assembled import Assembled
 from headway.training.average import WeightAverage
 from headway.training.optimizer import build_optimizer
 from headway.training.optimizer.groups import OwnGroup, limits_of, own_groups
-from headway.training.setup.cut_proof import check_shard_invariance
 from headway.training.setup.precision import apply_precision, muon_products
+from headway.training.setup.shard_invariance import check_shard_invariance
 from headway.training.staged import make_pipeline
 from headway.training.state import TrainState
 from headway.training.task import Task

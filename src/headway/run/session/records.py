@@ -39,10 +39,10 @@ from headway.training.evaluation.benchmarks import Benchmarks
 from headway.training.evaluation.early_stopping import EvaluationHistory, recorded_evaluations
 from headway.training.failed_saves import FailedSaves
 from headway.training.job import Callback
+from headway.training.omp_wait_policy import WaitingThreads
 from headway.training.recording.communication import CommunicationMeter
 from headway.training.recording.recorders import Recorder, StateHashes
 from headway.training.state import TrainState
-from headway.training.waiting_threads import WaitingThreads
 
 
 def checkpoint_context(joined: Joined, assembled: Assembled, start: Start) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from headway.data.store_manifest import read_manifest
 from headway.run.supervisor.commands import place, running, train_command
 
 #: Steps at the beginning, and share of the time, that are not counted: kernels are chosen, memory is allocated, and
-#: after two seconds a run chooses anew how its threads wait (`training/waiting_threads.py`).
+#: after two seconds a run chooses anew how its threads wait (`training/omp_wait_policy.py`).
 _WARM = 3
 _WARM_SHARE = 0.4
 #: Most seconds up to the first step: a compiler or a download may take long.

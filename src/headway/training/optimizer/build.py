@@ -55,7 +55,7 @@ def build_optimizer(
     Args:
         updates: Whether this worker updates a parameter.
         elastic: The bits must not depend on where a matrix is cut, as those of AdamW's fused kernel for the CPU do
-            (`training.optimizer.whole_vectors`, checked by `training.setup.cut_proof`).
+            (`training.optimizer.whole_vectors`, checked by `training.setup.shard_invariance`).
         products: The type of Muon's own matrix products.
         own: By name, the groups of parameters of a task of the user's own.
 

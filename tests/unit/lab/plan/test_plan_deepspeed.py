@@ -13,11 +13,11 @@ from headway.config import Config, ModelConfig, resolve
 from headway.core.errors import ConfigError
 from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.deepspeed import ZeroSettings
-from headway.lab.plan.flat import Bucket, backwards, flat_groups, owned
+from headway.lab.plan.flat_buffers import Bucket, backwards, flat_groups, owned
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.live_parameters import LiveParameters, live_parameters
 from headway.lab.plan.memory import plan_memory
-from headway.lab.plan.peak import MemoryPlan, Moment
+from headway.lab.plan.memory_plan import MemoryPlan, Moment
 from headway.lab.plan.speed import plan_speed
 from headway.lab.plan.stages import Weight
 from headway.models.facts import parameter_shapes

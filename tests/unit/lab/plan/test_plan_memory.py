@@ -16,7 +16,7 @@ from headway.core.errors import ConfigError
 from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory import plan_memory
-from headway.lab.plan.peak import MemoryPlan, Moment
+from headway.lab.plan.memory_plan import MemoryPlan, Moment
 from headway.lab.plan.prepare import make_plan
 from headway.models.facts import count_parameters
 from headway.parallel.world import World

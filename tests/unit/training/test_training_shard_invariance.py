@@ -12,7 +12,7 @@ from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.training.optimizer import build_optimizer
 from headway.training.optimizer.whole_vectors import WholeVectorAdamW
-from headway.training.setup.cut_proof import check_shard_invariance
+from headway.training.setup.shard_invariance import check_shard_invariance
 
 CPU = torch.device("cpu")
 

@@ -17,8 +17,8 @@ from headway.core.machine.neighbours import Load, WaitMode
 from headway.core.machine.openmp import WAIT_VARIABLES, find_libgomp
 from headway.run.session import records
 from headway.telemetry.metrics import read_metrics
-from headway.training import waiting_threads
-from headway.training.waiting_threads import WaitingThreads
+from headway.training import omp_wait_policy
+from headway.training.omp_wait_policy import WaitingThreads
 from support import state_hash
 
 pytestmark = pytest.mark.skipif(find_libgomp() is None, reason="this PyTorch uses another OpenMP library than libgomp")
@@ -93,7 +93,7 @@ def test_how_threads_wait_changes_no_bit(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_mode_follows_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting_threads, "_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(omp_wait_policy, "_EVERY_SECONDS", 0.001)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     loads, over, seen = [Load(waited=0.5), Load(waited=0.03), Load(waited=0.0)], threading.Event(), list[float]()
 
@@ -119,7 +119,7 @@ def test_where_there_is_nothing_to_choose_nothing_is_done(
     if why == "the user has chosen":
         monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
     if why == "another library":
-        monkeypatch.setattr(waiting_threads, "find_libgomp", lambda: None)
+        monkeypatch.setattr(omp_wait_policy, "find_libgomp", lambda: None)
     look = train(tmp_path, "run", fixed("sleep"), monkeypatch, threads=1 if why == "one thread" else 2)
     assert look.seen == [False] * 4
     assert not len(read_metrics(tmp_path / "run").finite("health/threads_sleep")[0])
@@ -128,7 +128,7 @@ def test_where_there_is_nothing_to_choose_nothing_is_done(
 def test_workers_look_at_the_threads_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[tuple[int, int]]()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    monkeypatch.setattr(waiting_threads, "workers_of_this_machine", lambda size: 4)
+    monkeypatch.setattr(omp_wait_policy, "workers_of_this_machine", lambda size: 4)
     watch = WaitingThreads(lambda *seen: asked.append(seen) or "spin", lambda: Load)  # type: ignore[func-returns-value, arg-type]
 
     watch.on_start(JOB)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.data.feeding.lattice import FRACTION, boundaries, counts_before, counts_between, sources_of
+from headway.data.feeding.source_order import FRACTION, boundaries, counts_before, counts_between, sources_of
 
 #: Weights of sources, some of them none.
 WEIGHTS = st.lists(st.one_of(st.just(0), st.integers(1, 10_000)), min_size=1, max_size=6).filter(any)
