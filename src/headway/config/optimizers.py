@@ -67,6 +67,8 @@ class OptimizerSpec(Spec):
     """Bytes of temporaries of an update."""
     betas: tuple[float, float] | None = None
     """Decay rates where the config gives none; None for those of the schema."""
+    updates_masters: bool = False
+    """Whether it can update masters in host memory (`train.weights`)."""
     is_elementwise: bool = False
     """Whether it updates every element independently, as flat pieces of weights require."""
     needs_whole_rows: str | None = None
@@ -145,6 +147,7 @@ _ADAMW = OptimizerSpec(
     build="headway.training.optimizer.build:build_adamw",
     moment_bytes=_two_moments,
     update_bytes=_adamw_update_bytes,
+    updates_masters=True,
     is_elementwise=True,
     lighter=("adamw8bit", "lion"),
 )

@@ -27,6 +27,8 @@ class StrategySpec(Spec):
 
     build_elastic: str | None = None
     """Like `build`, for sums in the fixed tree of `determinism: elastic`; None if it has none."""
+    build_on_host: str | None = None
+    """Like `build`, with masters and moments in host memory (`train.weights`); None if it has none."""
     stands_for: str | None = None
     """The strategy of which this is another name."""
     works_alone: bool = False
@@ -91,6 +93,7 @@ _SINGLE = StrategySpec(
     name="single",
     build="headway.parallel.strategy:Single",
     build_elastic="headway.parallel.ddp:ElasticDataParallel",
+    build_on_host="headway.parallel.host_weights.engine:HostWeights",
     works_alone=True,
     sums_gradients=False,
     fills_buckets=False,
@@ -113,6 +116,7 @@ _ZERO2 = StrategySpec(
     name="zero2",
     build="headway.parallel.zero:Zero2",
     build_elastic="headway.parallel.zero:ElasticZero",
+    build_on_host="headway.parallel.host_weights.engine:HostWeightsByOwner",
     overlaps_backward=True,
     shards_moments=True,
     shards_gradients=True,
@@ -121,11 +125,12 @@ _ZERO3 = StrategySpec(
     name="zero3",
     build="headway.parallel.fsdp:FullyShardedDataParallel",
     build_elastic="headway.parallel.fsdp:FullyShardedDataParallel",
+    build_on_host="headway.parallel.host_weights.engine:HostWeightsInShards",
     shards_moments=True,
     shards_gradients=True,
     shards_weights=True,
 )
-_HSDP = replace(_ZERO3, name="hsdp", has_copies=True, two_levels=True)
+_HSDP = replace(_ZERO3, name="hsdp", build_on_host=None, has_copies=True, two_levels=True)
 
 
 def _deepspeed(stage: int, counterpart: StrategySpec) -> StrategySpec:

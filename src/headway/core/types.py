@@ -84,6 +84,9 @@ class Block:
     """Start of the box in the whole tensor, per dimension; for a run, the index of its first element."""
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
+    movable: bool = False
+    """Whether `local` is its owner's own tensor in host memory, so that a save may exchange its memory for other memory
+    with the same content, and write it from there."""
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> Block:

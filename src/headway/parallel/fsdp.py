@@ -70,6 +70,7 @@ class FullyShardedDataParallel:
             offloads=config.optimizer.offload,
             reshard=reshard,
             half=half,
+            sums_in_fp32=config.train.weights != "fp32",
         )
         assert isinstance(module, FSDPModule)
         self._root = module
@@ -143,6 +144,7 @@ def _shard(
     offloads: bool,
     reshard: bool | int,
     half: torch.dtype | None,
+    sums_in_fp32: bool,
 ) -> None:
     """Shard every unit, then the remaining parameters as the root.
 
@@ -151,6 +153,8 @@ def _shard(
     first and the last to be used in both. Under autocast, parameters that are declared to be used in matrix products
     only (`HasProductParameters`) travel and are gathered in half precision, as autocast would cast them. All other
     parameters of a unit, mostly norms, are small and join the root in fp32.
+
+    Gradients are summed in the type of their weights, or in fp32 where weights are in 16 bits.
     """
     # With offload, shards, their gradients and moments are in host memory; only gathered units are on the device.
     pinned = world.device.type == "cuda"
@@ -159,6 +163,8 @@ def _shard(
     axes = dict.fromkeys(experts, world.experts_axis("expert_shard") if experts else axis)
 
     def shard(unit: nn.Module, ignored: Iterable[nn.Parameter] = (), **options: Any) -> None:
+        if sums_in_fp32:
+            options.setdefault("mp_policy", MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False))
         fully_shard(
             unit,
             mesh=axes.get(unit, axis),

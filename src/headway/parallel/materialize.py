@@ -19,6 +19,7 @@ def materialize(
     first_value: Callable[[str, Sequence[int]], torch.Tensor] | None,
     *,
     in_host_memory: bool = False,
+    keep: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Allocate this worker's shards of a module on the meta device and fill its state with initial values.
 
@@ -31,6 +32,7 @@ def materialize(
         first_value: (name, size) -> whole tensor, called on the workers that send to others; None leaves weights
             uninitialised, for a caller that loads them.
         in_host_memory: Keep weights in host memory; buffers are on the device in any case.
+        keep: Gets this worker's part of every first value by name, fp32, in host memory, before it is rounded.
     """
     module.to_empty(device="cpu" if in_host_memory else world.device)
     if isinstance(module, MakesBuffers):
@@ -38,13 +40,17 @@ def materialize(
     state = {} if first_value is None else module.state_dict(keep_vars=True)
     for name, tensor in state.items():
         assert first_value is not None
+        dtype = tensor.dtype if keep is None else torch.float32
+        device = world.device if world.size > 1 else torch.device("cpu")
         if world.is_copied:
-            whole = first_value(name, tensor.shape).to(world.device, tensor.dtype)
+            whole = first_value(name, tensor.shape).to(device, dtype)
         else:
-            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=world.device)
+            whole = torch.empty(tensor.shape, dtype=dtype, device=device)
         world.broadcast_([whole])
         part = block_of(tensor.detach())
         part.local.copy_(part.of(whole))
+        if keep is not None and tensor.requires_grad:
+            keep[name] = part.of(whole).to("cpu", copy=not part.is_whole)
     for owner in module.modules():
         for key, buffer in owner._buffers.items():
             if buffer is not None:

@@ -158,6 +158,8 @@ def make_strategy(config: Config, module: nn.Module, world: World) -> Strategy:
     if world.mesh.cp > 1:
         cut_rows(module, world)
     build = spec.build_elastic if config.determinism == "elastic" and spec.build_elastic else spec.build
+    if config.train.weights != "fp32":
+        build = spec.build_on_host or spec.build
     _, make = load_function(build, "parallel.strategy")
     strategy: Strategy = make(module, world, config)
     return strategy

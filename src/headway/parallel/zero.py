@@ -119,7 +119,7 @@ class Zero2(_OwnedUpdate):
         """Send the next bucket to its owner, in the same order on every worker."""
         self._in_flight.wait_for_capacity()
         bucket = self._buckets[self._sent]
-        flat = torch.cat([local_part(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
+        flat = self._pack(bucket)
         for p in bucket:
             p.grad = None
         replicas = self._ownership.replicas_of(bucket[0])
@@ -131,18 +131,25 @@ class Zero2(_OwnedUpdate):
             self._in_flight.add(work, partial(self._add, flat, bucket))
         self._sent += 1
 
+    def _pack(self, bucket: Sequence[nn.Parameter]) -> torch.Tensor:
+        """Concatenate the gradients of a bucket; a missing one is zero."""
+        return torch.cat([local_part(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
+
     def _add(self, flat: torch.Tensor, bucket: Sequence[nn.Parameter]) -> None:
         if not self._ownership.is_mine(bucket[0]):
             return
         for p, part in zip(bucket, flat.split([local_part(p).numel() for p in bucket]), strict=True):
-            own = local_part(p)
-            part = part.view(own.shape)
-            if p in self._sums:
-                self._sums[p].add_(part)
-            elif own.is_contiguous():
-                self._sums[p] = part
-            else:  # fused optimizers need weight and gradient in the same memory layout
-                self._sums[p] = torch.empty_like(own).copy_(part)
+            self._keep(p, part.view(local_part(p).shape))
+
+    def _keep(self, p: nn.Parameter, gradient: torch.Tensor) -> None:
+        """Add the gradient of one micro-batch, summed over workers, to this worker's sum."""
+        own = local_part(p)
+        if p in self._sums:
+            self._sums[p].add_(gradient)
+        elif own.is_contiguous():
+            self._sums[p] = gradient
+        else:  # fused optimizers need weight and gradient in the same memory layout
+            self._sums[p] = torch.empty_like(own).copy_(gradient)
 
 
 def _ownership(module: nn.Module, world: World) -> Ownership:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 
 from headway.config.checks.credentials import credential_problems
+from headway.config.checks.host_weights import host_weight_problems
 from headway.config.checks.own_task import task_problems
 from headway.config.derived.deepspeed import deepspeed_problems
 from headway.config.derived.experts import parallel_problems
@@ -190,6 +191,7 @@ def _workers(config: Config) -> Iterator[ConfigError]:
         yield error
         return
     yield from deepspeed_problems(config, mesh)
+    yield from host_weight_problems(config, mesh)
     yield from _reduction(config, grid)
     for micro_batches in dict.fromkeys(map(grid.micro_batches_of, config.train.batches.sizes)):
         problem = micro_batch_problem(config.parallel, config.train.batches, grid, micro_batches)

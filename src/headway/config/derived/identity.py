@@ -58,6 +58,8 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "task": (None,),
     "task.options": ({},),
     "train.ema": (None,),
+    "train.weights": ("fp32",),
+    "optimizer.moments": ("fp32",),
     "model.implementation": ("auto", "native"),
     "model.trust_remote_code": (False,),
     "loss": (None,),

@@ -10,6 +10,7 @@ import torch
 from headway.config import Config, LaneGrid, OptimizerConfig, effective_strategy, find_strategy
 from headway.core.errors import ConfigError
 from headway.core.model_protocol import KeptElsewhere
+from headway.parallel.host_weights.place import place_on_both_sides
 from headway.parallel.materialize import materialize
 from headway.parallel.strategy import Engine, Strategy, make_strategy
 from headway.parallel.world import World
@@ -57,11 +58,17 @@ def assemble(
 
 
 def _check_engine(config: Config, own: Mapping[str, OwnGroup]) -> None:
-    """Check that nothing is asked for that a library which keeps weights and moments itself does not do.
+    """Check that nothing is asked for that an engine, which keeps weights and moments itself, does not do.
 
     Raises:
         ConfigError: it is.
     """
+    if limits_of(own) and config.train.weights != "fp32":
+        raise ConfigError(
+            "gradients in host memory have one norm, so a limit for a group of parameters is not possible",
+            where="train.weights, parameter_groups",
+            fix="train.weights=fp32, or leave out the limits of groups",
+        )
     if config.train.ema is not None or limits_of(own):
         asked = "a limit for a group of parameters" if config.train.ema is None else "train.ema"
         raise ConfigError(
@@ -74,6 +81,17 @@ def _check_engine(config: Config, own: Mapping[str, OwnGroup]) -> None:
 def _cut(config: Config, task: Task, world: World, fresh: bool) -> Strategy:
     """Make the strategy around a model, and give the model its weights: equal on every worker if they are the initial
     ones."""
+    if config.train.weights != "fp32":
+        made = place_on_both_sides(
+            task.model,
+            world,
+            partial(make_strategy, config, task.model, world),
+            task.first_value if fresh else None,
+            cuts=find_strategy(effective_strategy(config.parallel.strategy, world.mesh)).cuts_parameters,
+            fresh=fresh,
+        )
+        task.first_value = None
+        return made
     if task.first_value is None:
         task.model.to(world.device)
         if fresh:

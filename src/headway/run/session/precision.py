@@ -24,8 +24,9 @@ def with_precision(config: Config, *, restart: bool = False) -> Config:
     known = "auto"
     if file.is_file() and not restart:
         known = load_resolved(file).train.precision
-    chosen = known if known != "auto" else _faster_precision(config.train.device)
-    return config.model_copy(update={"train": config.train.model_copy(update={"precision": chosen})})
+    if known == "auto":
+        known = "bf16" if config.train.weights != "fp32" else _faster_precision(config.train.device)
+    return config.model_copy(update={"train": config.train.model_copy(update={"precision": known})})
 
 
 def _faster_precision(device: str) -> str:
