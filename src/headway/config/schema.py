@@ -69,7 +69,8 @@ class OptimizerConfig(Section):
     offload: bool = False
     """Keep moments in host memory and compute updates there: slower steps, and no optimizer memory on the GPU."""
     moments: Literal["fp32", "bf16"] = "fp32"
-    """Type of AdamW's moments in host memory; `bf16` only where `train.weights` is not fp32, with half the memory."""
+    """Type of AdamW's moments in host memory; `bf16` only where `train.weights` is not fp32, with half the memory.
+    `bf16_stochastic` has them in bf16 in any case."""
 
     def completed(self) -> OptimizerConfig:
         """Return the section with the values of a new run in place of null."""

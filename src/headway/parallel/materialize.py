@@ -1,4 +1,4 @@
-"""Memory for a model that was sharded on the meta device: a worker holds only its shards and one whole tensor."""
+"""Memory and values for a model on the meta device: a worker holds only its part of it and one whole tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def materialize(
     first_value: Callable[[str, Sequence[int]], torch.Tensor] | None,
     *,
     in_host_memory: bool = False,
-    keep: dict[str, torch.Tensor] | None = None,
+    keep: Callable[[nn.Parameter, torch.Tensor], None] | None = None,
 ) -> None:
     """Allocate this worker's shards of a module on the meta device and fill its state with initial values.
 
@@ -28,20 +28,24 @@ def materialize(
     numbers.) All workers must call this function.
 
     Args:
-        module: It `MakesBuffers`, if it has some that are not part of its state.
+        module: It `MakesBuffers`, if it has some that are not part of its state. It may have memory from `allocate`.
         first_value: (name, size) -> whole tensor, called on the workers that send to others; None leaves weights
             uninitialised, for a caller that loads them.
         in_host_memory: Keep weights in host memory; buffers are on the device in any case.
-        keep: Gets this worker's part of every first value by name, fp32, in host memory, before it is rounded.
+        keep: Gets each parameter and this worker's part of its value in fp32, before it is rounded; it may keep that
+            tensor.
     """
-    module.to_empty(device="cpu" if in_host_memory else world.device)
+    if any(p.device.type == "meta" for p in module.parameters()):
+        module.to_empty(device="cpu" if in_host_memory else world.device)
     if isinstance(module, MakesBuffers):
         module.make_buffers()
     state = {} if first_value is None else module.state_dict(keep_vars=True)
+    # With one worker, a value that is kept in host memory never is on the device in fp32.
+    device = torch.device("cpu") if keep is not None and world.size == 1 else world.device
     for name, tensor in state.items():
         assert first_value is not None
-        dtype = tensor.dtype if keep is None else torch.float32
-        device = world.device if world.size > 1 else torch.device("cpu")
+        kept = keep is not None and isinstance(tensor, nn.Parameter)
+        dtype = torch.float32 if kept else tensor.dtype
         if world.is_copied:
             whole = first_value(name, tensor.shape).to(device, dtype)
         else:
@@ -49,9 +53,25 @@ def materialize(
         world.broadcast_([whole])
         part = block_of(tensor.detach())
         part.local.copy_(part.of(whole))
-        if keep is not None and tensor.requires_grad:
-            keep[name] = part.of(whole).to("cpu", copy=not part.is_whole)
+        if keep is not None and isinstance(tensor, nn.Parameter):
+            keep(tensor, part.of(whole))
     for owner in module.modules():
         for key, buffer in owner._buffers.items():
             if buffer is not None:
                 owner._buffers[key] = buffer.to(world.device)
+
+
+@torch.no_grad()
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Give a module on the meta device memory without values, and leave tied parameters tied.
+
+    Parameters become other objects, so call it before anything holds them. (`to_empty` would part tied ones.)
+    """
+    made: dict[int, nn.Parameter] = {}
+    for owner in module.modules():
+        for key, p in owner._parameters.items():
+            if p is not None and id(p) not in made:
+                made[id(p)] = nn.Parameter(torch.empty_like(p, device=device), requires_grad=p.requires_grad)
+            owner._parameters[key] = None if p is None else made[id(p)]
+        for key, buffer in owner._buffers.items():
+            owner._buffers[key] = None if buffer is None else torch.empty_like(buffer, device=device)

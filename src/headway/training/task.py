@@ -286,8 +286,10 @@ def decoder_task(
         attention_length: Positions that attention covers, for the count of FLOPs.
     """
     settings = complete(config.model, vocab_size)
+    cut = mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters
+    # Tensor by tensor too where masters and weights are apart: neither side has room for a model that is neither.
+    without_memory = cut or config.train.weights != "fp32"
     if settings.implementation == "transformers":
-        cut = mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters
         return _transformers_task(
             settings,
             config.train,
@@ -295,7 +297,7 @@ def decoder_task(
             seed=config.seed,
             vocab_size=vocab_size,
             attention_length=attention_length,
-            without_memory=cut,
+            without_memory=without_memory,
         )
     stages = mine = None
     if mesh is not None and mesh.pp > 1:
@@ -303,7 +305,7 @@ def decoder_task(
         stages = plan_stages(config.parallel, config.train, costs.layers, costs.embedding, costs.head)
         mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
     first_value = None
-    if mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters:
+    if without_memory:
         model, first_value = build_without_memory(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)
     else:
         model = build_model(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)
@@ -333,7 +335,7 @@ def _transformers_task(
     """Make the task of a pretrained model that transformers computes.
 
     Args:
-        without_memory: The model is to be cut, so no worker builds all of it.
+        without_memory: The model is on the meta device, and read tensor by tensor later.
     """
     first_value = None
     if without_memory:

@@ -61,7 +61,7 @@ def _arithmetic(config: Config) -> Iterator[ConfigError]:
             where="optimizer.name, train.weights",
             fix=f"optimizer.name={able}, or train.weights=fp32",
         )
-    if optimizer.moments == "bf16" and max(optimizer.betas) > _LARGEST_BETA_OF_BF16:
+    if train.weights == "bf16" and optimizer.moments == "bf16" and max(optimizer.betas) > _LARGEST_BETA_OF_BF16:
         yield ConfigError(
             f"with a decay rate of {max(optimizer.betas)} a moment in bf16 would round back to what it was, and never"
             " fall",

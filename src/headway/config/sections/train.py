@@ -59,9 +59,10 @@ class TrainConfig(Section):
     """Arithmetic of matrix products; `weights` says how weights are kept. `tf32`: GPUs from Ampere on; `fp16`:
     with dynamic loss scaling; `fp8`: through torchao, on GPUs from Ada and Hopper on. `auto`: bf16 on a GPU, and on a
     CPU that multiplies faster in it or keeps `weights` in bf16, otherwise fp32; chosen when a run begins, and kept."""
-    weights: Literal["fp32", "bf16"] = "fp32"
+    weights: Literal["fp32", "bf16", "bf16_stochastic"] = "fp32"
     """How weights are kept. `bf16`: the device has them in bf16 and nothing else of their size; host memory has fp32
-    masters, moments and summed gradients, and AdamW runs there ([bf16-weights.md](bf16-weights.md))."""
+    masters, moments and summed gradients, and AdamW runs there ([bf16-weights.md](bf16-weights.md)).
+    `bf16_stochastic`: the same without masters; updated weights and moments are in bf16, and rounded at random."""
     compile: bool | Literal["auto", "max-autotune", "max-autotune-no-cudagraphs"] = False
     """Run the model through torch.compile. `auto`: if that saves more time than it takes, measured once on one layer
     and kept in the checkpoint ([performance.md](performance.md)). The others are its modes that time kernels and take

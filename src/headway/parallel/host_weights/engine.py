@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.config.derived.host_weights import host_types
 from headway.core.types import Block
 from headway.parallel.blocks import block_of, local_part
 from headway.parallel.fsdp import FullyShardedDataParallel
+from headway.parallel.host_weights.memory import open_host_memory
 from headway.parallel.host_weights.transfers import Transfers, pieces
 from headway.parallel.host_weights.update import HostAdamW, HostPart
 from headway.parallel.strategy import Single
@@ -26,6 +28,7 @@ from headway.parallel.zero import Zero2
 
 if TYPE_CHECKING:
     from headway.config import Config
+    from headway.parallel.strategy import Strategy
 
 
 class _HostEngine:
@@ -36,15 +39,26 @@ class _HostEngine:
     def _keep_on_host(self, module: nn.Module, world: World, config: Config) -> None:
         self.model = module
         optimizer = config.optimizer
-        self._adamw = HostAdamW(optimizer.betas, optimizer.eps, getattr(torch, _DTYPES[optimizer.moments]))
+        types = host_types(config)
+        self._adamw = HostAdamW(
+            optimizer.betas, optimizer.eps, _DTYPES[types.masters], _DTYPES[types.moments], config.seed
+        )
         self._transfers = Transfers(world.device)
+        self._owns = cast("Strategy", self).owns_for_update
+        mine = sum(local_part(p).numel() for p in module.parameters() if p.requires_grad and self._owns(p))
+        self._memory = open_host_memory(config, world, mine)
         self._parts: dict[torch.Tensor, HostPart] = {}
-        self._values: dict[str, torch.Tensor] = {}
+        self._values: dict[torch.Tensor, torch.Tensor] = {}
         self._before_change: Callable[[], None] = lambda: None
 
-    def start_from(self, values: dict[str, torch.Tensor]) -> None:
-        """Take the first values of masters: whole parameters, or this worker's parts, fp32, on the host, by name."""
-        self._values = values
+    def keep_first_value(self, p: nn.Parameter, value: torch.Tensor) -> None:
+        """Take the first value of the master of a parameter that this worker updates.
+
+        Args:
+            value: This worker's part of it, fp32; it becomes the master itself if it is a tensor of its own in memory.
+        """
+        if p.requires_grad and p not in self._values and self._owns(p):
+            self._values[p] = self._memory.hold(value.to(self._adamw.masters))
 
     def before_change(self, wait: Callable[[], None]) -> None:
         """Have a function called before masters or moments change: it returns when no save reads them any more."""
@@ -54,16 +68,14 @@ class _HostEngine:
         self._optimizer = optimizer
         group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
         for name, p in self.model.named_parameters():
-            value = self._values.pop(name, None)
             if p not in group_of:
                 continue
             here = block_of(p)
-            master = torch.empty(here.local.shape) if value is None else value
-            if master.shape != here.local.shape:
-                master = here.of(master).clone()
-            total = torch.empty_like(master)
-            self._parts[p] = HostPart(here.local, master, total, group_of[p], here.offset, here.shape)
-        self._values = {}  # those of other workers' parameters
+            master = self._values.pop(p, None)
+            if master is None:
+                master = self._memory.empty(here.local.shape, self._adamw.masters)
+            total = torch.empty(master.shape)
+            self._parts[p] = HostPart(here.local, master, total, group_of[p], name, here.offset, here.shape)
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -91,17 +103,17 @@ class _HostEngine:
         if not p.requires_grad:
             return block_of(p)
         part = self._parts.get(p)
-        return None if part is None else Block(part.master, part.offset, part.shape, movable=True)
+        return None if part is None else self._block(part, part.master)
 
     def moments(self, p: nn.Parameter) -> Mapping[str, Block]:
         part = self._parts.get(p)
         if part is None or not part.master.numel() or p not in self._optimizer.state:
             return {}
         state = self._optimizer.state[p]
-        return {
-            key: Block(moment, part.offset, part.shape, movable=True) if moment.ndim else Block.whole(moment)
-            for key, moment in state.items()
-        }
+        return {key: self._block(part, moment) if moment.ndim else Block.whole(moment) for key, moment in state.items()}
+
+    def _block(self, part: HostPart, tensor: torch.Tensor) -> Block:
+        return Block(tensor, part.offset, part.shape, movable=not self._memory.is_file)
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
@@ -123,7 +135,7 @@ class _HostEngine:
         self._before_change()
         for p, part in self._parts.items():
             if p not in self._optimizer.state:
-                self._optimizer.state[p] = self._adamw.first_moments(part)
+                self._optimizer.state[p] = self._adamw.first_moments(part, self._memory)
 
     def _share(self) -> None:
         """Send updated weights to other workers that have them."""
@@ -244,8 +256,8 @@ class _Leaving:
             p.grad = None
 
 
-#: Types of moments by `optimizer.moments`.
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+#: Types by their names in the config.
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def _square(total: torch.Tensor) -> float:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
-from headway.parallel.materialize import materialize
+from headway.parallel.blocks import block_of
+from headway.parallel.materialize import allocate, materialize
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
@@ -36,23 +37,24 @@ def place_on_both_sides(
         cuts: Whether the strategy replaces parameters by shards.
         fresh: Whether training starts from these values; otherwise others are about to be loaded.
     """
-    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    values: dict[str, torch.Tensor] = {}
-    if not any(p.is_meta for p in module.parameters()):
-        if fresh:
-            world.broadcast_(module.parameters())
-        for p in module.parameters():
-            if id(p) in names:
-                values[names[id(p)]] = p.data.float().contiguous()
-                p.data = p.data.to(world.device, torch.bfloat16, memory_format=torch.contiguous_format)
-        module.to(world.device)
-        strategy = make()
-    else:
-        for p in module.parameters():
-            if id(p) in names:
-                p.data = p.data.to(torch.bfloat16)
-        made = make() if cuts else None  # shards are made without memory; owners own what has memory
-        materialize(module, world, first_value, keep=values)
-        strategy = make() if made is None else made
-    cast("HostWeights", strategy).start_from(values)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if any(p.is_meta for p in module.parameters()):
+        for p in trained.values():
+            p.data = p.data.to(torch.bfloat16)
+        if not cuts:  # shards are made without memory; owners own what has memory
+            allocate(module, world.device)
+        strategy = cast("HostWeights", make())
+        materialize(module, world, first_value, keep=strategy.keep_first_value)
+        return strategy
+    if fresh:
+        world.broadcast_(module.parameters())
+    values = {}
+    for name, p in trained.items():
+        values[name] = p.data.float().contiguous()
+        p.data = p.data.to(world.device, torch.bfloat16, memory_format=torch.contiguous_format)
+    module.to(world.device)
+    strategy = cast("HostWeights", make())
+    for name, p in module.named_parameters():
+        if name in values:
+            strategy.keep_first_value(p, block_of(p).of(values.pop(name)))
     return strategy

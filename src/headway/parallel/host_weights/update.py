@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
 
+from headway.parallel.host_weights.memory import HostMemory
 from headway.parallel.host_weights.transfers import Transfers, pieces
+from headway.parallel.stochastic_rounding import RoundingKey, round_pair
 
 
 @dataclass
@@ -23,6 +27,8 @@ class HostPart:
     """The gradient summed over micro-batches so far, fp32."""
     group: dict[str, Any]
     """The optimizer's group: its learning rate and decay."""
+    name: str
+    """Name of the parameter."""
     offset: tuple[int, ...]
     """Where the part begins in the whole parameter."""
     shape: tuple[int, ...]
@@ -30,18 +36,28 @@ class HostPart:
     has_gradient: bool = False
     """Whether `total` is of this step."""
 
+    @property
+    def first(self) -> int:
+        """Number of the first element in the whole parameter; the part is a run of neighbours in row-major order."""
+        sizes = self.shape if len(self.offset) == len(self.shape) else ()
+        return sum(start * math.prod(sizes[axis + 1 :]) for axis, start in enumerate(self.offset))
+
 
 @dataclass(frozen=True)
 class HostAdamW:
-    """The update of parts in host memory by the optimizer's fused kernel for the CPU."""
+    """The update of parts in host memory by the optimizer's fused kernel for the CPU, which computes in fp32."""
 
     betas: tuple[float, float]
     eps: float
+    masters: torch.dtype
+    """fp32; or bf16 where weights have no masters: then weights and moments are rounded stochastically."""
     moments: torch.dtype
+    seed: int
+    """Of the random bits of such rounding."""
 
-    def first_moments(self, part: HostPart) -> dict[str, torch.Tensor]:
+    def first_moments(self, part: HostPart, memory: HostMemory) -> dict[str, torch.Tensor]:
         """Return the moments of a part before its first update, by the names that checkpoints have for them."""
-        zeros = {name: torch.zeros_like(part.master, dtype=self.moments) for name in ("exp_avg", "exp_avg_sq")}
+        zeros = {name: memory.empty(part.master.shape, self.moments).zero_() for name in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.zeros(()), **zeros}
 
     @torch.no_grad()
@@ -58,12 +74,12 @@ class HostAdamW:
         weight = part.weight.view(-1)
         for piece in pieces(weight.numel()):
             master, total, *moments = [tensor[piece] for tensor in flat]
-            wide = [moment.float() for moment in moments]  # themselves, where they are fp32
+            wide = [tensor.float() for tensor in (master, *moments)]  # themselves, where they are fp32
             adamw(
-                [master],
-                [total],
                 [wide[0]],
+                [total],
                 [wide[1]],
+                [wide[2]],
                 [],
                 [state["step"].clone()],
                 fused=True,
@@ -76,8 +92,18 @@ class HostAdamW:
                 eps=self.eps,
                 maximize=False,
             )
-            if self.moments != torch.float32:
-                for moment, computed in zip(moments, wide, strict=True):
+            if self.masters == torch.bfloat16:
+                self._round(part, int(state["step"]), piece.start, wide, [master, *moments])
+            elif self.moments != torch.float32:
+                for moment, computed in zip(moments, wide[1:], strict=True):
                     moment.copy_(computed)
             transfers.send(weight[piece], master)
         state["step"] += 1
+
+    def _round(
+        self, part: HostPart, step: int, begin: int, wide: Sequence[torch.Tensor], out: Sequence[torch.Tensor]
+    ) -> None:
+        """Round weights and moments, with random bits that depend on the update and the element only."""
+        first = part.first + begin
+        round_pair(wide[:1], RoundingKey(self.seed, step, part.name), first, out[:1])
+        round_pair(wide[1:], RoundingKey(self.seed, step, f"moments.{part.name}"), first, out[1:])

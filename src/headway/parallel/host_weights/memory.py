@@ -1,0 +1,144 @@
+"""Where masters and moments lie: in host memory, or in a mapped file of the run directory where that is short."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway.config.derived.host_weights import host_types
+from headway.core.console import notice
+from headway.core.errors import ConfigError, explaining_refusals
+from headway.core.format import format_bytes
+from headway.core.machine.memory import host_memory
+from headway.core.machine.system import Machine
+
+if TYPE_CHECKING:
+    from headway.config import Config
+    from headway.parallel.world import World
+
+#: Share of the available memory that may be taken: the rest is for batches, libraries and the page cache.
+_USABLE_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class HostNeed:
+    """Bytes on one machine, of all its workers."""
+
+    kept_bytes: int
+    """Masters and moments, which change once in a step."""
+    summed_bytes: int
+    """Sums of gradients, which change in every micro-batch."""
+
+
+@dataclass(frozen=True)
+class HostRoom:
+    """What a machine has."""
+
+    memory_bytes: int | None
+    """Available memory; None if unknown."""
+    disk_bytes: int
+    """Free space on the file system of the run directory."""
+
+
+def found_room(machine: Machine, folder: Path) -> HostRoom:
+    """Return the available memory of a machine, within the limits of control groups, and the free space of a folder."""
+    memory = host_memory(machine)
+    return HostRoom(None if memory is None else memory.available_bytes, machine.space(folder).free_bytes)
+
+
+def needs_file(need: HostNeed, room: HostRoom, where: str) -> bool:
+    """Return whether masters and moments must lie in a file.
+
+    Sums of gradients stay in memory in either case: they are read and written in every micro-batch.
+
+    Args:
+        where: The run directory.
+
+    Raises:
+        ConfigError: neither memory nor the file system has room.
+    """
+    usable = math.inf if room.memory_bytes is None else room.memory_bytes * _USABLE_SHARE
+    if need.kept_bytes + need.summed_bytes <= usable:
+        return False
+    if need.summed_bytes <= usable and need.kept_bytes <= room.disk_bytes:
+        return True
+    raise ConfigError(
+        f"masters and moments take {format_bytes(need.kept_bytes)} and sums of gradients"
+        f" {format_bytes(need.summed_bytes)}; this machine has {format_bytes(int(usable))} of memory to use and"
+        f" {format_bytes(room.disk_bytes)} of free disk",
+        where=f"train.weights; {where}",
+        fix="optimizer.moments=bf16, more machines with zero2 or zero3, or a machine with more memory",
+    )
+
+
+def open_host_memory(config: Config, world: World, elements: int) -> HostMemory:
+    """Choose where masters and moments of this worker lie. All workers must call it.
+
+    Args:
+        elements: Weights that this worker updates.
+
+    Raises:
+        ConfigError: there is no room for them.
+    """
+    folder = config.run_directory if config.run_directory.is_dir() else Path(tempfile.gettempdir())
+    room = found_room(Machine(), folder)
+    world.barrier()  # before another worker of this machine takes its share
+    here = min(world.size, config.parallel.workers if config.parallel.machines > 1 else world.size)
+    types = host_types(config)
+    need = HostNeed(elements * types.kept_bytes * here, elements * types.summed_bytes * here)
+    if not needs_file(need, room, str(folder)):
+        return HostMemory()
+    notice(
+        f"masters and moments, {format_bytes(need.kept_bytes)}, lie in a file in {folder}, since memory is short:"
+        " updates take as long as it takes to read and write that"
+    )
+    return HostMemory(folder)
+
+
+class HostMemory:
+    """Makes tensors in host memory, or in a file without a name, which disappears with the process.
+
+    Args:
+        folder: Where to make the file; None for memory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - with the process
+        self._size = 0
+
+    @property
+    def is_file(self) -> bool:
+        """Whether tensors lie in a file."""
+        return self._file is not None
+
+    def hold(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a value in this memory: the tensor itself, if it lies alone in memory of the host already."""
+        is_alone = value.untyped_storage().nbytes() == value.nbytes and value.is_contiguous()
+        if self._file is None and value.device.type == "cpu" and is_alone:
+            return value.detach()
+        return self.empty(value.shape, value.dtype).copy_(value)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor without values.
+
+        Raises:
+            ConfigError: the file system has no room for it.
+        """
+        elements = math.prod(shape)
+        if self._file is None or not elements:
+            return torch.empty(tuple(shape), dtype=dtype)
+        size = -(-elements * dtype.itemsize // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        with explaining_refusals(ConfigError, f"{format_bytes(self._size + size)} for masters and moments"):
+            # Reserved now: a full file system would kill the process when it writes to a page.
+            os.posix_fallocate(self._file.fileno(), self._size, size)
+            mapping = mmap.mmap(self._file.fileno(), size, offset=self._size)
+        self._size += size
+        return torch.frombuffer(mapping, dtype=dtype, count=elements).view(tuple(shape))

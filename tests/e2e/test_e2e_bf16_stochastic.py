@@ -1,0 +1,62 @@
+"""Runs whose weights are in bf16: without masters they resume to equal bits; exports of either kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headway.checkpoint.store import CheckpointStore
+from headway.models.huggingface.checkpoint import import_model
+from headway.training.evaluation.inference import export_trained, load_trained
+from support import headway, state_hash
+
+
+def train(tiny: Callable[..., Path], name: str, weights: str, faults: str = "", **parallel: Any) -> Path:
+    train = {"weights": weights, "precision": "bf16"}
+    config = tiny(name=name, train=train, parallel={"threads": 1, **parallel}, determinism="run")
+    result = headway("train", config, faults=faults, strategies=True)
+    assert (result.returncode == 0) != bool(faults), result.stderr
+    return config.parent / "runs" / name
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy"),
+    [
+        (1, "single"),
+        pytest.param(2, "zero2", marks=pytest.mark.slow),
+        pytest.param(2, "zero3", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_without_masters_has_the_same_bits(workers: int, strategy: str, tiny: Callable[..., Path]) -> None:
+    parallel = {"workers": workers, "strategy": strategy}
+    straight = train(tiny, "straight", "bf16_stochastic", **parallel)
+    killed = train(tiny, "killed", "bf16_stochastic", faults="kill@step=7", **parallel)
+    train(tiny, "killed", "bf16_stochastic", **parallel)
+    assert state_hash(killed) == state_hash(straight)
+    store = CheckpointStore(straight / "checkpoints")
+    saved = store.load(store.info(10))
+    assert {t.dtype for name, t in saved.items() if not name.startswith("optimizer.step.")} == {torch.bfloat16}
+
+
+SLOW = [("bf16", "fp32"), ("bf16_stochastic", "fp32"), ("bf16_stochastic", "bf16")]
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"), [("bf16", "bf16"), *[pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW]]
+)
+def test_an_export_is_what_the_checkpoint_holds(
+    weights: str, dtype: Literal["fp32", "bf16"], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = train(tiny, "exported", weights)
+    export_trained(load_trained(run), tmp_path / "folder", dtype)
+    of = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    assert {tensor.dtype for tensor in load_file(tmp_path / "folder" / "model.safetensors").values()} == {of}
+    store = CheckpointStore(run / "checkpoints")
+    saved = store.load(store.info(10))
+    written = import_model(tmp_path / "folder")[1]
+    assert all(torch.equal(t, saved[f"model.{name}"].to(of).float()) for name, t in written.items())
