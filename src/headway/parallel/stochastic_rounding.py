@@ -11,7 +11,6 @@ on how tensors are cut nor on the number of workers, and nothing has to be kept 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +20,6 @@ from headway.core.random import derive_seed
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 """Of the 32-bit mixing function `lowbias32` (Wellons 2018), whose bias is close to that of a random function."""
 _WORD = 2**32
-_AT_ONCE = 2**17
-"""Elements that are rounded at once: what they need fits into a processor's cache."""
 _KEPT = -(2**16)
 """Mask of the bits of an fp32 number that bf16 has."""
 
@@ -40,22 +37,6 @@ class RoundingKey:
         """Return 64 bits for the elements whose numbers have the upper 32 bits `high`, as two signed words."""
         key = derive_seed(self.seed, "stochastic rounding", self.step, self.name, high)
         return _signed(key), _signed(key >> 31)
-
-
-def round_pair(pair: Sequence[torch.Tensor], key: RoundingKey, first: int, out: Sequence[torch.Tensor]) -> None:
-    """Round runs of the same elements of one tensor, or of two that share the random words of a key.
-
-    Args:
-        pair: One tensor or two, as `round_stochastically` takes them; the second one uses the upper halves of words.
-        key: The random bits.
-        first: Number of the first element in the whole tensor, in row-major order.
-        out: As many tensors.
-    """
-    for begin in range(0, pair[0].numel(), _AT_ONCE):
-        end = min(begin + _AT_ONCE, pair[0].numel())
-        words = random_words(key, first + begin, end - begin)
-        for n, (x, rounded) in enumerate(zip(pair, out, strict=True)):
-            round_stochastically(x[begin:end], words.bitwise_right_shift(16 * n), rounded[begin:end])
 
 
 def round_stochastically(x: torch.Tensor, words: torch.Tensor, out: torch.Tensor) -> None:

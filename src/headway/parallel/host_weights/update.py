@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,13 @@ import torch
 from torch.optim.adamw import adamw
 
 from headway.parallel.host_weights.memory import HostMemory
-from headway.parallel.host_weights.transfers import Transfers, pieces
-from headway.parallel.stochastic_rounding import RoundingKey, round_pair
+from headway.parallel.host_weights.transfers import PIECE, Transfers, pieces
+from headway.parallel.stochastic_rounding import RoundingKey, random_words, round_stochastically
+
+#: Elements for one thread of an update that converts to fp32: with its copies they fit into a processor's own cache.
+_THREAD_ELEMENTS = 2**15
+#: A run for fewer threads would cost more in calls than it saves in memory.
+_LEAST_THREADS = 4
 
 
 @dataclass
@@ -70,40 +75,69 @@ class HostAdamW:
             state: Its moments.
             divisor: fp32, (); the gradient is `part.total` divided by it.
         """
-        flat = [t.view(-1) for t in (part.master, part.total, state["exp_avg"], state["exp_avg_sq"])]
         weight = part.weight.view(-1)
+        total = part.total.view(-1)
+        kept = [t.view(-1) for t in (part.master, state["exp_avg"], state["exp_avg_sq"])]
+        size = self._run_elements()
         for piece in pieces(weight.numel()):
-            master, total, *moments = [tensor[piece] for tensor in flat]
-            wide = [tensor.float() for tensor in (master, *moments)]  # themselves, where they are fp32
-            adamw(
-                [wide[0]],
-                [total],
-                [wide[1]],
-                [wide[2]],
-                [],
-                [state["step"].clone()],
-                fused=True,
-                grad_scale=divisor,
-                amsgrad=False,
-                beta1=self.betas[0],
-                beta2=self.betas[1],
-                lr=part.group["lr"],
-                weight_decay=part.group["weight_decay"],
-                eps=self.eps,
-                maximize=False,
-            )
-            if self.masters == torch.bfloat16:
-                self._round(part, int(state["step"]), piece.start, wide, [master, *moments])
-            elif self.moments != torch.float32:
-                for moment, computed in zip(moments, wide[1:], strict=True):
-                    moment.copy_(computed)
-            transfers.send(weight[piece], master)
+            for begin in range(piece.start, piece.stop, size):
+                run = slice(begin, min(begin + size, piece.stop))
+                here = [tensor[run] for tensor in kept]
+                wide = [tensor.float() for tensor in here]  # themselves, where they are fp32
+                self._step(wide, total[run], state["step"], divisor, part.group)
+                if self.masters == torch.bfloat16:
+                    self._round(wide, here, part.first + begin, part.name, int(state["step"]))
+                elif self.moments == torch.bfloat16:
+                    here[1].copy_(wide[1])
+                    here[2].copy_(wide[2])
+            transfers.send(weight[piece], kept[0][piece])
         state["step"] += 1
 
-    def _round(
-        self, part: HostPart, step: int, begin: int, wide: Sequence[torch.Tensor], out: Sequence[torch.Tensor]
+    def _run_elements(self) -> int:
+        """Return how many elements to update at once: a piece, or what fits into caches with its copies in fp32."""
+        if self.moments == torch.float32:
+            return PIECE
+        return min(PIECE, _THREAD_ELEMENTS * max(_LEAST_THREADS, torch.get_num_threads()))
+
+    def _step(
+        self,
+        wide: Sequence[torch.Tensor],
+        gradient: torch.Tensor,
+        step: torch.Tensor,
+        divisor: torch.Tensor,
+        group: Mapping[str, Any],
     ) -> None:
-        """Round weights and moments, with random bits that depend on the update and the element only."""
-        first = part.first + begin
-        round_pair(wide[:1], RoundingKey(self.seed, step, part.name), first, out[:1])
-        round_pair(wide[1:], RoundingKey(self.seed, step, f"moments.{part.name}"), first, out[1:])
+        """Update weights and both moments in fp32, in place."""
+        weights, exp_avg, exp_avg_sq = wide
+        adamw(
+            [weights],
+            [gradient],
+            [exp_avg],
+            [exp_avg_sq],
+            [],
+            [step.clone()],
+            fused=True,
+            grad_scale=divisor,
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=self.eps,
+            maximize=False,
+        )
+
+    def _round(
+        self, wide: Sequence[torch.Tensor], out: Sequence[torch.Tensor], first: int, name: str, step: int
+    ) -> None:
+        """Round weights and both moments, with random bits that depend on the update and the element only.
+
+        Args:
+            first: Number of the first element in the whole parameter.
+        """
+        count = wide[0].numel()
+        of_weights = random_words(RoundingKey(self.seed, step, name), first, count)
+        of_moments = random_words(RoundingKey(self.seed, step, f"moments.{name}"), first, count)
+        round_stochastically(wide[0], of_weights, out[0])
+        round_stochastically(wide[1], of_moments.bitwise_right_shift(16), out[1])
+        round_stochastically(wide[2], of_moments, out[2])
