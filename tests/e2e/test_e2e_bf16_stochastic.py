@@ -43,6 +43,22 @@ def test_a_killed_run_without_masters_has_the_same_bits(workers: int, strategy: 
     assert {t.dtype for name, t in saved.items() if not name.startswith("optimizer.step.")} == {torch.bfloat16}
 
 
+@pytest.mark.slow
+def test_runs_continue_with_and_without_masters(tiny: Callable[..., Path]) -> None:
+    """Begun in fp32, then with moments in bf16, then without masters, and back."""
+    changes = [("fp32", "fp32"), ("bf16", "bf16"), ("bf16_stochastic", "fp32"), ("fp32", "fp32")]
+    kept = [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("float32", "float32")]
+    for number, ((weights, moments), types) in enumerate(zip(changes, kept, strict=True), start=1):
+        config = tiny(name="changed", train={"weights": weights, "precision": "bf16", "steps": 2 * number})
+        result = headway("train", config, f"optimizer.moments={moments}", "--accept-changes")
+        assert result.returncode == 0, result.stderr
+        store = CheckpointStore(config.parent / "runs" / "changed" / "checkpoints")
+        saved = store.load(store.info(2 * number))
+        name = "layers.0.attention.qkv.weight"
+        found = [str(saved[f"{kind}.{name}"].dtype) for kind in ("model", "optimizer.exp_avg")]
+        assert found == [f"torch.{dtype}" for dtype in types]
+
+
 SLOW = [("bf16", "fp32"), ("bf16_stochastic", "fp32"), ("bf16_stochastic", "bf16")]
 
 

@@ -207,7 +207,8 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: The names, shapes or dtypes of the whole state differ from the checkpoint's. Nothing has
-                been copied then.
+                been copied then. Only fp32 and bf16 are converted, to nearest: a run may continue with
+                `train.weights` or `optimizer.moments` changed.
         """
         import torch
 
@@ -309,6 +310,10 @@ class CheckpointStore:
         )
 
 
+#: Types of weights and moments, of which one may become the other.
+_CONVERTED = {"F32", "BF16"}
+
+
 def _check_no_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]]) -> None:
     """Raise an error if names, dtypes or shapes of the workers' whole state differ from the checkpoint's."""
     entries = info.manifest.tensors
@@ -317,7 +322,8 @@ def _check_no_differences(info: CheckpointInfo, here: Mapping[str, Sequence[Any]
     for name in sorted(here.keys() & entries.keys()):
         saved = (entries[name].dtype, list(entries[name].shape))
         mine = (here[name][0], list(here[name][1]))
-        if saved != mine:
+        converts = {saved[0], mine[0]} <= _CONVERTED and saved[1] == mine[1]
+        if saved != mine and not converts:
             problems.append(f"'{name}' is {saved[0]} {saved[1]} in the checkpoint and {mine[0]} {mine[1]} here")
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""

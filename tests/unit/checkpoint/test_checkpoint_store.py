@@ -223,17 +223,28 @@ def test_load_into_refuses_another_model_and_touches_nothing(store: CheckpointSt
     del target["model.mask"]
     target["model.new"] = torch.zeros(1)
     target["model.empty"] = torch.zeros(2, 4)
-    target["model.half"] = torch.zeros(2, 3)
+    target["model.half"] = torch.zeros(2, 3, dtype=torch.float64)
     with pytest.raises(CheckpointError) as error:
         store.load_into(store.info(3), blocks(target))
     for problem in (
         "'model.new' is not in the checkpoint",
         "'model.mask' is only in the checkpoint",
         "'model.empty' is F32 [0, 4] in the checkpoint and F32 [2, 4] here",
-        "'model.half' is BF16 [2, 3] in the checkpoint and F32 [2, 3] here",
+        "'model.half' is BF16 [2, 3] in the checkpoint and F64 [2, 3] here",
     ):
         assert problem in error.value.what
     assert not any(tensor.any() for tensor in target.values())
+
+
+def test_load_into_converts_between_fp32_and_bf16(store: CheckpointStore) -> None:
+    save(store, 3)
+    saved = make_state(3)
+    target = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    target["model.half"] = torch.zeros(2, 3)
+    target["model.embedding"] = torch.zeros_like(saved["model.embedding"], dtype=torch.bfloat16)
+    store.load_into(store.info(3), blocks(target))
+    assert torch.equal(target["model.half"], saved["model.half"].float())
+    assert torch.equal(target["model.embedding"], saved["model.embedding"].bfloat16())
 
 
 def test_a_loaded_state_does_not_write_to_the_checkpoint(store: CheckpointStore) -> None:
