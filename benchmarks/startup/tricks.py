@@ -45,6 +45,7 @@ COMMANDS = {
     "prepare": Command(
         ("data", "prepare", "given.yaml", "--force"),
         {
+            "code loads without a search for garbage": "import gc\ngc.disable = lambda: None",
             "the vocabulary is loaded ahead": (
                 "import headway.data.tokenizing.preload as p\np.begin_loading_file = lambda path, encoder: None"
             ),

@@ -193,8 +193,8 @@ def _in_steps(config: Config, options: RunOptions, own_process: bool) -> Config:
         # The checks before preparation need a length; nothing that is prepared depends on it.
         assumed = config.train.over(rows=10**6)
         _prepare(config.model_copy(update={"train": assumed}), options, own_process)
+    from headway.data.epochs import in_steps
     from headway.run.session.attempt import with_variables
-    from headway.run.session.completed import in_steps
     from headway.run.supervisor.local_workers import ONE_THREAD
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process

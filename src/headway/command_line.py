@@ -179,7 +179,7 @@ def seconds_of(text: str, option: str, example: str = "'10 min'") -> int:
 def load(path: Path, overrides: list[str] | None, *, trains: bool = True) -> Config:
     """Load the resolved config of a verb's arguments; a verb that does not train needs no length of training.
 
-    `train.epochs` are steps only after `run.session.completed.in_steps`, which asks the prepared data.
+    `train.epochs` are steps only after `data.epochs.in_steps`, which asks the prepared data.
     """
     remember_config(str(path), overrides or [])
     return load_config(path, overrides or [], trains=trains)

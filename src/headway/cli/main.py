@@ -34,8 +34,9 @@ def _run() -> int | str | None:
         if lost is not None:  # PyTorch's libraries would end the process without a word of the cause
             raise lost
         # Not at the top: Ctrl-C while this loads is answered below, and so is what cannot be imported.
-        from headway.cli.application import application, wanted
+        from headway.cli.application import application, begin_loading, wanted
 
+        begin_loading(words)
         application(wanted(words))()
     except SystemExit as end:  # click ends a command so
         return end.code

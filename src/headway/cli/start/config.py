@@ -138,7 +138,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
-    from headway.run.session.completed import in_steps
+    from headway.data.epochs import in_steps
     from headway.start.checks import check_config
 
     loaded = load(config, overrides)

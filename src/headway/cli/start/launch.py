@@ -122,7 +122,7 @@ def run(
 def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
     """Return the job of a command line."""
     from headway.clouds.launchers.record import save_seconds_of
-    from headway.run.session.completed import in_steps
+    from headway.data.epochs import in_steps
 
     remember_config(str(config), overrides)
     if smoke:

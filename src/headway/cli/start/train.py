@@ -146,8 +146,8 @@ def train(
         source = _source(begin_from, step)
         loaded = _config_for(config, words, dial, restart) if dial else load(config, words)
         if dry_run:
+            from headway.data.epochs import in_steps
             from headway.run.session.attempt import RunOptions
-            from headway.run.session.completed import in_steps
             from headway.start.preview import preview
 
             options = RunOptions(restart, accept_changes, start_epoch)

@@ -24,7 +24,7 @@ from headway.core.console import print_lines
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.scratch import scratch_folder
-from headway.run.session.completed import in_steps
+from headway.data.epochs import in_steps
 
 HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
 

@@ -24,6 +24,7 @@ from headway.core.format import counted, format_bytes, format_count, format_seco
 from headway.core.user_command import suggest
 from headway.cost.forecast import cheapest_within, fastest_within
 from headway.cost.pricing import price_of
+from headway.data.epochs import in_steps
 from headway.lab.bench.own_task import measure_task
 from headway.lab.plan.accelerators import parse_machines, this_machine
 from headway.lab.plan.offers import as_json as forecasts_as_json
@@ -31,7 +32,6 @@ from headway.lab.plan.offers import forecasts, measured_goodput
 from headway.lab.plan.prepare import make_plan
 from headway.lab.plan.recommend import USABLE_SHARE, command
 from headway.lab.plan.speed import RANGE, assumptions
-from headway.run.session.completed import in_steps
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,6 +11,7 @@ from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, 
 from headway.core.console import print_line, print_lines
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes
+from headway.data.epochs import in_steps
 from headway.lab.profiling.roofline import ceiling_text, seconds_text
 from headway.lab.profiling.tables import (
     OPERATOR_HEADERS,
@@ -22,7 +23,6 @@ from headway.lab.profiling.tables import (
     summary_line,
     warnings,
 )
-from headway.run.session.completed import in_steps
 
 if TYPE_CHECKING:
     from headway.lab.profiling.record import Profile

@@ -9,7 +9,7 @@ import typer
 
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.core.console import print_line
-from headway.run.session.completed import in_steps
+from headway.data.epochs import in_steps
 
 HELP = """Check that a config is reproducible bit for bit, as its determinism promises.
 

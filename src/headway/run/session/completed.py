@@ -119,34 +119,6 @@ def completed(config: Config, options: RunOptions | None = None) -> tuple[Config
     return config, store
 
 
-def in_steps(config: Config) -> Config:
-    """Return the config with `train.epochs` as steps over the training rows of its store.
-
-    Args:
-        config: Resolved. Without `train.epochs` it is returned unchanged.
-
-    Raises:
-        ConfigError: the data are not prepared yet.
-        DataError: the store cannot be read.
-    """
-    if config.train.epochs is None:
-        return config
-    if config.data.remote is None and not (config.data.store / MANIFEST).is_file():
-        raise ConfigError(
-            f"train.epochs={config.train.epochs:g} counts passes over the prepared data, and {config.data.store} is not"
-            " prepared yet",
-            where="train.epochs",
-            fix=suggest("data prepare"),
-        )
-    from headway.data.feeding.training_rows import training_rows
-
-    length = config.train.sequence_length
-    rows = sum(training_rows(config.data, length, open_store(config.data), config.segments).counts(length))
-    train = config.train.over(rows)
-    notice(f"train.epochs={config.train.epochs:g} over {rows:,} rows are {train.steps:,} steps")
-    return config.model_copy(update={"train": train})
-
-
 def shaped(config: Config, vocab_size: int) -> Config:
     """Return the config with the shape of its model filled in, and what a run decides when it begins.
 

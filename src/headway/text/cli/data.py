@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.core.process.exit import allow_fast_exit
 from headway.core.user_command import suggest
 from headway.data.store import TokenStore
-from headway.data.tokenizing.preload import begin_loading_file, begin_loading_named
+from headway.data.tokenizing.preload import begin_loading_file
 from headway.text.cli import importing, inspect, listing, preview
 from headway.text.cli.inspect import StoreArgument, open_store
 from headway.text.preparing.clusters import find_pool
@@ -75,12 +74,6 @@ def prepare(
     """
     from dataclasses import asdict
 
-    # Nothing here multiplies matrices, and NumPy's idle threads would spin and slow down the others.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Pydantic would search the metadata of every installed package for plugins.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    if not dry_run:
-        begin_loading_named(config, overrides or [])
     loaded = load_text(config, overrides, trains=False)
     settings = loaded.data
     for problem in vocabulary_problems(loaded.data, loaded.model.from_pretrained):

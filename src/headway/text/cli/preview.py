@@ -10,8 +10,8 @@ from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, 
 from headway.config import resolve_grid
 from headway.core.console import exact_results, print_line
 from headway.core.format import UNKNOWN, counted, printable
+from headway.data.epochs import in_steps
 from headway.data.remote_store import open_store
-from headway.run.session.completed import in_steps
 
 if TYPE_CHECKING:
     from headway.data.feeding.preview import RowView, StepView

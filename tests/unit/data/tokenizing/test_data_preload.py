@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.cli import application
 from headway.data.tokenizing import preload
 from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.encoders import open_encoder
@@ -68,6 +70,30 @@ def test_the_vocabulary_that_a_config_seems_to_name(folder: Path, tmp_path: Path
         assert not loaded(wrong), wrong
     preload.begin_loading_named(tmp_path / "nothing.yaml", [])
     assert preload.take_loaded(content) is None
+
+
+def test_a_preparation_loads_it_before_its_own_code(folder: Path, tmp_path: Path) -> None:
+    content, config = (folder / "tokenizer.json").read_bytes(), str(tmp_path / "run.yaml")
+    Path(config).write_text(f"data: {{tokenizer: {{path: {folder}}}}}")
+
+    def loaded(*words: str) -> bool:
+        application.begin_loading(words)
+        return preload.take_loaded(content) is not None
+
+    assert loaded("data", "prepare", config) and loaded("data", "prepare", "--force", config, "data.validation=0")
+    for other in (["data", "prepare"], ["data", "prepare", config, "--dry-run"], ["data", "inspect", config], ["runs"]):
+        assert not loaded(*other), other
+
+
+def test_numpy_starts_no_threads_where_text_is_prepared() -> None:
+    """It reads the variable when it is loaded, which is after the variable is set."""
+    code = (
+        "import sys; import headway.cli.application; assert 'numpy' not in sys.modules; import headway.text.cli;"
+        "assert 'numpy' not in sys.modules; import os; print(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
 
 
 def test_where_a_guess_finds_no_vocabulary_the_right_one_is_loaded(folder: Path, tmp_path: Path) -> None:
