@@ -19,6 +19,7 @@ from rich.text import Text
 from headway.cli.application import application
 from headway.config import Config, load_config
 from headway.config.loading.complaints import known_keys
+from headway.config.loading.load import presets
 from headway.lab.bench.suite import Suite, load_suite
 from headway.lab.tune.settings import load_settings
 from headway.lab.tune.space import parse_space
@@ -214,7 +215,8 @@ def load_what_is_named(verb: str, given: dict[str, Any], readme: Path) -> bool:
     """Load the config of a command, with its overrides, if it is one that there is: a preset, one of `configs/`, or the
     `my.yaml` of the README."""
     name = "" if verb.startswith("bench") else str(given.get("config") or "")
-    files = {"my.yaml": readme, "quickstart": Path("quickstart"), **{f"configs/{f.name}": f for f in CONFIG_FILES}}
+    files = {"my.yaml": readme, **{f"configs/{f.name}": f for f in CONFIG_FILES}}
+    files |= {name: Path(name) for name in presets()}
     if name not in files:
         return False
     overrides = list(given["overrides"] or [])
