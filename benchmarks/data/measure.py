@@ -62,7 +62,8 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            env={**os.environ, **(environment or {})},
+            # An installed package has bytecode: the first run, which is not timed, writes it.
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **(environment or {})},
             start_new_session=True,
         )
         sampler = _Sampler(child.pid, sample_every) if sample_every else None

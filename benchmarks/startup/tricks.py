@@ -108,7 +108,8 @@ def run(command: Command, patch: str, folder: Path) -> tuple[float, float]:
         process = subprocess.Popen(
             [sys.executable, "-c", code, *command.words],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # An installed package has bytecode.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -133,7 +134,8 @@ def main() -> None:
         given = "  store: given\n  tokenizer: {path: vocabulary}\n"
         (folder / "given.yaml").write_text(CONFIG.replace("  store: store\n", given))
         (folder / "text.txt").write_text("".join(f"line {n}: a start is measured\n\n" for n in range(2000)))
-        write_vocabulary(folder / "vocabulary")
+        if "prepare" in options.only:
+            write_vocabulary(folder / "vocabulary")
         run(Command(("data", "prepare", "config.yaml"), {}), "", folder)
         for chosen in options.only:
             measure(chosen, options.rounds, folder)
