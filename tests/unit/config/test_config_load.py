@@ -473,7 +473,7 @@ def test_files_that_are_no_config(write: Any, text: str, what: str, line: str) -
 
 def test_a_missing_file_a_folder_and_a_file_that_is_no_text(tmp_path: Path) -> None:
     fix = str(refusal(tmp_path / "none.yaml").fix)
-    assert "built-in preset: cpt-24gb, " in fix and fix.endswith("gpu, laptop, quickstart")
+    assert "built-in preset: cpt-24gb, " in fix and fix.endswith("gpu, gpu-1b, laptop, quickstart")
     error = refusal(tmp_path)
     assert "folder" in error.what
     assert "config.yaml" not in str(error.fix)
