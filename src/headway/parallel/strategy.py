@@ -7,7 +7,7 @@ parameter that this worker updates is the **sum** over all lanes of the global b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -104,6 +104,15 @@ class Engine(Protocol):
 
     def loaded(self) -> None:
         """Refresh the weights of the forward pass after the blocks of `part_of` were overwritten."""
+        ...
+
+
+@runtime_checkable
+class SavedInPlace(Protocol):
+    """An engine whose blocks may be moved to the memory that saves are written from (`Block.movable`)."""
+
+    def before_change(self, wait: Callable[[], None]) -> None:
+        """Have a function called before these blocks change: it returns when no save reads them any more."""
         ...
 
 

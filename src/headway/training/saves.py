@@ -8,6 +8,7 @@ from headway.checkpoint.save.outcomes import Outcome
 from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.errors import CheckpointError
 from headway.core.machine.allocator import give_back_freed_memory
+from headway.parallel.strategy import SavedInPlace
 from headway.training.failed_saves import FailedSaves
 from headway.training.job import Job
 from headway.training.save_schedule import SaveSchedule, saves_on_the_way
@@ -27,6 +28,8 @@ class Saves:
         self._schedule = SaveSchedule.of(job)
         self._saved_step = job.state.cursor.step
         self._has_room = False
+        if isinstance(job.state.engine, SavedInPlace):
+            job.state.engine.before_change(job.writer.settle)
 
     @property
     def due(self) -> bool:

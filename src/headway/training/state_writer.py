@@ -28,6 +28,10 @@ class StateWriter(Protocol):
         """Accept a state to write; return the seconds that training waited."""
         ...
 
+    def settle(self) -> None:
+        """Wait until no save reads the state itself."""
+        ...
+
     def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
         """Accept a state that is written only if this worker dies; return the seconds that training waited."""
         ...
@@ -81,6 +85,9 @@ class NoWriter:
     ) -> float:
         """Discard the state."""
         return 0.0
+
+    def settle(self) -> None:
+        """Do nothing."""
 
     def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
         """Discard the state."""

@@ -33,6 +33,8 @@ class WriterSettings:
     """A process without progress for so long is killed: the disk hangs."""
     memory_snapshots: bool = False
     """Whether the run takes memory snapshots, which need a third buffer."""
+    in_place: bool = False
+    """Whether the state lies in the buffer that is written, so that it may change only after `settle`."""
     max_shard_bytes: int = 2 * 1024**3
     """Approximate size of a file; a larger tensor gets a file of its own."""
     after_save: MaintainerSettings | None = None

@@ -97,8 +97,37 @@ class StagingBuffer:
             self._pinned = _pin(content)
         self._files = files
 
+    def is_prepared_for(self, files: Sequence[ShardFile]) -> bool:
+        """Return whether the memory is laid out as these files."""
+        return self._files == files
+
+    def move_in(self, blocks: StateBlocks) -> None:
+        """Move the elements of all prepared pieces that may be moved here: their tensors lie in this memory then.
+
+        One tensor after the other, so that there is never a second copy of more than one.
+        """
+        import torch
+
+        freed_bytes = 0
+        with torch.no_grad():
+            for name, view in self._views.items():
+                local = blocks[name].local
+                if not blocks[name].movable or local.data_ptr() == view.data_ptr():
+                    continue
+                here = view.view(local.dtype).view(local.shape)
+                local.set_(here.copy_(local))  # type: ignore[call-overload]
+                freed_bytes += local.nbytes
+                if freed_bytes >= _GIVEN_BACK_BYTES:
+                    give_back_freed_memory()
+                    freed_bytes = 0
+
+    def empty(self) -> None:
+        """Return the memory, which nothing uses any more, to the system."""
+        self._release()
+        os.ftruncate(self.descriptor, 0)
+
     def fill(self, blocks: StateBlocks, spent: Collection[str] = ()) -> None:
-        """Copy the elements of all prepared pieces; when this returns, the state may change again.
+        """Copy the elements of all prepared pieces, but those that lie here; when this returns, they may change again.
 
         Args:
             blocks: This worker's part of the state, by tensor name.
@@ -111,6 +140,8 @@ class StagingBuffer:
         with torch.no_grad():
             for name, view in self._views.items():
                 local = blocks[name].local
+                if local.data_ptr() == view.data_ptr():
+                    continue
                 view.view(local.dtype).view(local.shape).copy_(local, non_blocking=local.is_cuda)
                 on_gpu |= local.is_cuda
                 if name in spent:

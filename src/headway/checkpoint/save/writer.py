@@ -39,7 +39,8 @@ class CheckpointWriter:
 
         get_ready()   agrees on the plan, and waits until every worker has a free buffer
           |
-        submit()      fills the buffer and sends a job: the save is outstanding (`OutstandingSaves`)
+        submit()      fills the buffer and sends a job: the save is outstanding (`OutstandingSaves`);
+          |           what lies in the buffer itself (`Block.movable`) must not change before settle()
           |             '-- written, or failed ----------> outcomes()
         snapshot()    fills a buffer that is written only if this worker dies, until the next snapshot is complete
           |
@@ -64,6 +65,7 @@ class CheckpointWriter:
         self._jobs_made = 0
         self._newest: SaveJob | None = None
         self._last_buffer: StagingBuffer | None = None
+        self._is_unsettled = False
 
     def submit(
         self,
@@ -100,7 +102,14 @@ class CheckpointWriter:
         fault_point("checkpoint.stage")
         self._newest = self._make_job(step, buffer, cursor, context)
         self._saves.submit(self._newest, buffer)
+        self._is_unsettled = self._settings.in_place
         return time.monotonic() - start
+
+    def settle(self) -> None:
+        """Wait until no save reads the state itself, so that it may change; all workers call this together."""
+        if self._is_unsettled:
+            self._wait_together()
+            self._is_unsettled = False
 
     def snapshot(self, step: int, blocks: StateBlocks, cursor: Mapping[str, int], context: Mapping[str, Any]) -> float:
         """Copy a state that is written only if this worker dies; arguments and result are those of `submit`.
@@ -168,12 +177,28 @@ class CheckpointWriter:
             blocks: This worker's part of the state.
             ahead: Whether to fault in all pages of the buffer now.
         """
-        if self._agree_on_plan(blocks):
+        lacking = self._agree_on_plan(blocks)
+        if self._settings.in_place:
+            return self._move_in(blocks)
+        if lacking:
             self._wait_for_buffers()
         buffer = self._free_buffer()
         assert buffer is not None, "only this thread takes buffers"
         buffer.prepare(self._plan.files, any(block.local.is_cuda for block in blocks.values()), ahead)
         return buffer
+
+    def _move_in(self, blocks: StateBlocks) -> StagingBuffer:
+        """Move the state to the buffer that it is written from, or to another one if its layout has changed."""
+        self.settle()
+        here, other, *others = self._buffers
+        if not here.is_prepared_for(self._plan.files):
+            self._buffers = (other, here, *others)
+            other.prepare(self._plan.files, pinned=False, ahead=False)
+            other.move_in(blocks)
+            here.empty()
+            return other
+        here.move_in(blocks)
+        return here
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes of saves since the last call, in order of completion.

@@ -61,7 +61,6 @@ class _HostEngine:
             self._values[p] = self._memory.hold(value.to(self._adamw.masters))
 
     def before_change(self, wait: Callable[[], None]) -> None:
-        """Have a function called before masters or moments change: it returns when no save reads them any more."""
         self._before_change = wait
 
     def take_over(self, optimizer: Optimizer) -> None:

@@ -24,6 +24,7 @@ from headway.core.errors import SavesFailed
 from headway.core.files.hashes import fingerprint
 from headway.core.version import __version__
 from headway.cost.pricing import budget_of
+from headway.parallel.strategy import SavedInPlace
 from headway.run.directory.goodput_callback import GoodputKeeper
 from headway.run.directory.ledger_callback import LedgerKeeper
 from headway.run.directory.rewind import CheckpointRewinder
@@ -92,6 +93,7 @@ def make_writer(joined: Joined, state: TrainState, start: Start) -> CheckpointWr
             directory=joined.run.checkpoints,
             fence=joined.attempt.fence,
             memory_snapshots=config.checkpoint.memory_every is not None,
+            in_place=isinstance(state.engine, SavedInPlace),
             rank=joined.world.rank,
             workers=joined.world.size,
             patience_seconds=config.parallel.timeout_seconds,
