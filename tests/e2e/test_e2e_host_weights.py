@@ -41,7 +41,7 @@ def killed_and_resumed(config: Path, folder: Path, moments: tuple[str, ...], *op
 
 def test_killed_and_resumed_it_has_the_same_state(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """On a slow disk, for which the next update has to wait."""
-    config = tiny(train={**WEIGHTS, "steps": 6}, checkpoint={"every": "1 steps", "keep": 6})
+    config = tiny(train={**WEIGHTS, "steps": 6, "global_batch": 2}, checkpoint={"every": "1 steps", "keep": 6})
     killed_and_resumed(config, tmp_path, ("kill@update=5,slow@checkpoint.shard",))
     assert {entry["dtype"] for entry in manifest(tmp_path / "runs/whole")["tensors"].values()} == {"F32"}
     store = CheckpointStore(tmp_path / "runs/killed/checkpoints")
