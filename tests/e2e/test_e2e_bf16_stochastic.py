@@ -10,8 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import headway as headway_package
 from headway.checkpoint.store import CheckpointStore
+from headway.config import load_config
 from headway.models.huggingface.checkpoint import import_model
+from headway.parallel.host_weights import memory
 from headway.training.evaluation.inference import export_trained, load_trained
 from support import headway, state_hash
 
@@ -57,6 +60,23 @@ def test_runs_continue_with_and_without_masters(tiny: Callable[..., Path]) -> No
         name = "layers.0.attention.qkv.weight"
         found = [str(saved[f"{kind}.{name}"].dtype) for kind in ("model", "optimizer.exp_avg")]
         assert found == [f"torch.{dtype}" for dtype in types]
+
+
+def test_where_memory_is_short_files_hold_masters(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also after a save has moved them to the file that it is written from."""
+    made: dict[str, Path] = {}
+    for name, memory_bytes in (("memory", 2**34), ("files", 300_000)):  # the sums of 30k parameters fit, not the rest
+        monkeypatch.setattr(
+            memory, "found_room", lambda *_, memory_bytes=memory_bytes: memory.HostRoom(memory_bytes, 2**34)
+        )
+        path = tiny(name=name, train={"weights": "bf16", "precision": "bf16", "steps": 6}, evaluation={"every": None})
+        made[name] = headway_package.train(load_config(path)).directory
+        assert ("since memory is short" in capfd.readouterr().err) == (name == "files")
+    assert state_hash(made["files"]) == state_hash(made["memory"])
+    names = [{path.name for path in made[name].iterdir()} for name in ("files", "memory")]
+    assert names[0] == names[1], "files without names"
 
 
 SLOW = [("bf16", "fp32"), ("bf16_stochastic", "fp32"), ("bf16_stochastic", "bf16")]

@@ -28,6 +28,8 @@ from headway.parallel.tensor import cut_matrices
 from headway.parallel.world import World
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headway.config import Config
 
 
@@ -110,6 +112,11 @@ class Engine(Protocol):
 @runtime_checkable
 class SavedInPlace(Protocol):
     """An engine whose blocks may be moved to the memory that saves are written from (`Block.movable`)."""
+
+    @property
+    def kept_in(self) -> Path | None:
+        """The folder whose disk has the blocks, where memory is too short for them; None for memory."""
+        ...
 
     def before_change(self, wait: Callable[[], None]) -> None:
         """Have a function called before these blocks change: it returns when no save reads them any more."""

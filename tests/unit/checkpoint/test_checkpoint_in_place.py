@@ -16,11 +16,15 @@ from headway.core.types import Block, StateBlocks
 from states import equal, make_state
 
 
-@pytest.fixture
-def in_place(settings: WriterSettings) -> Iterator[CheckpointWriter]:
-    writer = CheckpointWriter(replace(settings, in_place=True))
+@pytest.fixture(params=["in memory", "on disk"])
+def in_place(
+    request: pytest.FixtureRequest, settings: WriterSettings, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CheckpointWriter]:
+    folder = tmp_path_factory.mktemp("disk") if request.param == "on disk" else None
+    writer = CheckpointWriter(replace(settings, in_place=True, buffers_in=folder))
     yield writer
     writer.close()
+    assert folder is None or not list(folder.iterdir()), "it is a file without a name"
 
 
 def movable(state: dict[str, torch.Tensor]) -> StateBlocks:

@@ -35,6 +35,8 @@ class WriterSettings:
     """Whether the run takes memory snapshots, which need a third buffer."""
     in_place: bool = False
     """Whether the state lies in the buffer that is written, so that it may change only after `settle`."""
+    buffers_in: Path | None = None
+    """The folder of the buffers where memory is too short for the state; None for memory."""
     max_shard_bytes: int = 2 * 1024**3
     """Approximate size of a file; a larger tensor gets a file of its own."""
     after_save: MaintainerSettings | None = None

@@ -24,6 +24,8 @@ from headway.core.format import format_bytes
 from headway.core.machine.allocator import give_back_freed_memory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from headway.core.types import StateBlocks
@@ -50,13 +52,18 @@ def file_offsets(files: Sequence[ShardFile]) -> list[int]:
 
 
 class StagingBuffer:
-    """Host memory for one worker's part of a state, laid out as its files will be."""
+    """Host memory for one worker's part of a state, laid out as its files will be.
 
-    def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
+    Args:
+        folder: Folder on a disk, where memory is too short: then it is a file there, without a name.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._is_on_disk = folder is not None
+        if folder is None and hasattr(os, "memfd_create"):
             self.descriptor = os.memfd_create("headway-checkpoint")
         else:
-            with tempfile.TemporaryFile() as file:
+            with tempfile.TemporaryFile(dir=folder) as file:
                 self.descriptor = os.dup(file.fileno())
         self._files: Sequence[ShardFile] = ()
         self._views: dict[str, torch.Tensor] = {}
@@ -81,8 +88,11 @@ class StagingBuffer:
         offsets = file_offsets(files)
         size = max(offsets[-1], 1)
         # Limits on file size apply to files in memory too. If memory is short, a later attempt may have more.
-        with explaining_refusals(CheckpointError, f"{format_bytes(size)} in memory, to be saved"):
+        place = "on disk" if self._is_on_disk else "in memory"
+        with explaining_refusals(CheckpointError, f"{format_bytes(size)} {place}, to be saved"):
             os.ftruncate(self.descriptor, size)
+            if self._is_on_disk:  # a disk that fills up later would kill the process when it writes to a page
+                os.posix_fallocate(self.descriptor, 0, size)
             mapping = mmap.mmap(self.descriptor, size)
         content = torch.frombuffer(mapping, dtype=torch.uint8)
         if ahead:

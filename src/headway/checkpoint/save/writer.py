@@ -58,7 +58,7 @@ class CheckpointWriter:
     ) -> None:
         self._settings = settings
         self._gather = gather
-        self._buffers = tuple(StagingBuffer() for _ in range(3 if settings.memory_snapshots else 2))
+        self._buffers = tuple(StagingBuffer(settings.buffers_in) for _ in range(3 if settings.memory_snapshots else 2))
         self._saves = OutstandingSaves(settings, [buffer.descriptor for buffer in self._buffers])
         self._snapshots: list[tuple[StagingBuffer, WriterProcess]] = []
         self._plan = SavePlan()

@@ -27,6 +27,8 @@ from headway.parallel.world import World
 from headway.parallel.zero import Zero2
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headway.config import Config
     from headway.parallel.strategy import Strategy
 
@@ -59,6 +61,10 @@ class _HostEngine:
         """
         if p.requires_grad and p not in self._values and self._owns(p):
             self._values[p] = self._memory.hold(value.to(self._adamw.masters))
+
+    @property
+    def kept_in(self) -> Path | None:
+        return self._memory.folder
 
     def before_change(self, wait: Callable[[], None]) -> None:
         self._before_change = wait
@@ -102,17 +108,17 @@ class _HostEngine:
         if not p.requires_grad:
             return block_of(p)
         part = self._parts.get(p)
-        return None if part is None else self._block(part, part.master)
+        return None if part is None else Block(part.master, part.offset, part.shape, movable=True)
 
     def moments(self, p: nn.Parameter) -> Mapping[str, Block]:
         part = self._parts.get(p)
         if part is None or not part.master.numel() or p not in self._optimizer.state:
             return {}
         state = self._optimizer.state[p]
-        return {key: self._block(part, moment) if moment.ndim else Block.whole(moment) for key, moment in state.items()}
-
-    def _block(self, part: HostPart, tensor: torch.Tensor) -> Block:
-        return Block(tensor, part.offset, part.shape, movable=not self._memory.is_file)
+        return {
+            key: Block(moment, part.offset, part.shape, movable=True) if moment.ndim else Block.whole(moment)
+            for key, moment in state.items()
+        }
 
     @contextmanager
     def exposed(self) -> Iterator[None]:

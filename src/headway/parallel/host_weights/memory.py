@@ -1,4 +1,4 @@
-"""Where masters and moments lie: in host memory, or in a mapped file of the run directory where that is short."""
+"""Where masters and moments lie: in host memory, or in mapped files in the run directory where that is short."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Share of the available memory that may be taken: the rest is for batches, libraries and the page cache.
 _USABLE_SHARE = 0.9
+#: The first save moves masters and moments to the file that it is written from.
+_COPIES_ON_DISK = 2
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,12 @@ def needs_file(need: HostNeed, room: HostRoom, where: str) -> bool:
     usable = math.inf if room.memory_bytes is None else room.memory_bytes * _USABLE_SHARE
     if need.kept_bytes + need.summed_bytes <= usable:
         return False
-    if need.summed_bytes <= usable and need.kept_bytes <= room.disk_bytes:
+    if need.summed_bytes <= usable and _COPIES_ON_DISK * need.kept_bytes <= room.disk_bytes:
         return True
     raise ConfigError(
-        f"masters and moments take {format_bytes(need.kept_bytes)} and sums of gradients"
-        f" {format_bytes(need.summed_bytes)}; this machine has {format_bytes(int(usable))} of memory to use and"
-        f" {format_bytes(room.disk_bytes)} of free disk",
+        f"masters and moments take {format_bytes(need.kept_bytes)} of memory, or twice that of disk, and sums of"
+        f" gradients {format_bytes(need.summed_bytes)} of memory; this machine has"
+        f" {format_bytes(int(usable))} of memory to use and {format_bytes(room.disk_bytes)} of free disk",
         where=f"train.weights; {where}",
         fix="optimizer.moments=bf16, more machines with zero2 or zero3, or a machine with more memory",
     )
@@ -97,32 +99,26 @@ def open_host_memory(config: Config, world: World, elements: int) -> HostMemory:
     if not needs_file(need, room, str(folder)):
         return HostMemory()
     notice(
-        f"masters and moments, {format_bytes(need.kept_bytes)}, lie in a file in {folder}, since memory is short:"
+        f"masters and moments, {format_bytes(need.kept_bytes)}, lie in files in {folder}, since memory is short:"
         " updates take as long as it takes to read and write that"
     )
     return HostMemory(folder)
 
 
 class HostMemory:
-    """Makes tensors in host memory, or in a file without a name, which disappears with the process.
+    """Makes tensors in host memory, or each in a mapped file without a name, which goes with the tensor.
 
     Args:
-        folder: Where to make the file; None for memory.
+        folder: Where to make files; None for memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - with the process
-        self._size = 0
-
-    @property
-    def is_file(self) -> bool:
-        """Whether tensors lie in a file."""
-        return self._file is not None
+        self.folder = folder
 
     def hold(self, value: torch.Tensor) -> torch.Tensor:
         """Return a value in this memory: the tensor itself, if it lies alone in memory of the host already."""
         is_alone = value.untyped_storage().nbytes() == value.nbytes and value.is_contiguous()
-        if self._file is None and value.device.type == "cpu" and is_alone:
+        if self.folder is None and value.device.type == "cpu" and is_alone:
             return value.detach()
         return self.empty(value.shape, value.dtype).copy_(value)
 
@@ -133,12 +129,14 @@ class HostMemory:
             ConfigError: the file system has no room for it.
         """
         elements = math.prod(shape)
-        if self._file is None or not elements:
+        if self.folder is None or not elements:
             return torch.empty(tuple(shape), dtype=dtype)
-        size = -(-elements * dtype.itemsize // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        with explaining_refusals(ConfigError, f"{format_bytes(self._size + size)} for masters and moments"):
-            # Reserved now: a full file system would kill the process when it writes to a page.
-            os.posix_fallocate(self._file.fileno(), self._size, size)
-            mapping = mmap.mmap(self._file.fileno(), size, offset=self._size)
-        self._size += size
-        return torch.frombuffer(mapping, dtype=dtype, count=elements).view(tuple(shape))
+        size = elements * dtype.itemsize
+        with (
+            explaining_refusals(ConfigError, f"{format_bytes(size)} of masters and moments in {self.folder}"),
+            tempfile.TemporaryFile(dir=self.folder) as file,
+        ):
+            # Reserved now: a disk that fills up later would kill the process when it writes to a page.
+            os.posix_fallocate(file.fileno(), 0, size)
+            mapping = mmap.mmap(file.fileno(), size)
+        return torch.frombuffer(mapping, dtype=dtype).view(tuple(shape))

@@ -94,6 +94,7 @@ def make_writer(joined: Joined, state: TrainState, start: Start) -> CheckpointWr
             fence=joined.attempt.fence,
             memory_snapshots=config.checkpoint.memory_every is not None,
             in_place=isinstance(state.engine, SavedInPlace),
+            buffers_in=state.engine.kept_in if isinstance(state.engine, SavedInPlace) else None,
             rank=joined.world.rank,
             workers=joined.world.size,
             patience_seconds=config.parallel.timeout_seconds,
