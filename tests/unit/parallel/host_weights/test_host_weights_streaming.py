@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from distributed.streaming_peak import SHAPE, assembled, config
 from headway.models.build import build_model
@@ -17,6 +19,7 @@ from headway.models.huggingface.checkpoint import INDEX
 from headway.models.huggingface.config import to_huggingface
 from headway.models.huggingface.weights import to_huggingface_tensors
 from support_families import VOCAB, write_family
+from support_gpu import needs_gpu
 
 SCRIPT = Path(__file__).parents[3] / "distributed" / "streaming_peak.py"
 
@@ -54,6 +57,33 @@ def test_host_has_masters_and_no_second_copy(source: str, implementation: str, f
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     whole, peak = map(int, done.stdout.split()[-2:])
     assert 1.4 * whole < peak < 2.2 * whole  # 1.5 of both sides, two tensors, and code that is loaded meanwhile
+
+
+class OnDevice(TorchDispatchMode):
+    """Notes type and shape of every tensor that an operation makes on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: set[tuple[torch.dtype, tuple[int, ...]]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.is_cuda:
+            self.made.add((made.dtype, tuple(made.shape)))
+        return made
+
+
+@needs_gpu
+def test_the_device_never_has_a_weight_in_fp32(tmp_path: Path) -> None:
+    asked = config("fresh", "native", "bf16", str(tmp_path))
+    asked = asked.model_copy(update={"model": asked.model.model_copy(update={"dim": 64, "layers": 2})})
+    with OnDevice() as seen:
+        made = assembled(asked, 64, "cuda")
+    shapes = {tuple(p.shape) for p in made.task.model.parameters()}
+    assert {shape for dtype, shape in seen.made if dtype == torch.bfloat16} >= shapes
+    assert not {shape for dtype, shape in seen.made if dtype == torch.float32} & shapes
+    masters = [block.local for name, block in made.state.blocks().items() if name.startswith("model.")]
+    assert all(master.device.type == "cpu" and master.dtype == torch.float32 for master in masters)
 
 
 @pytest.mark.parametrize("family", [None, "qwen3", pytest.param("mixtral", marks=pytest.mark.slow)])
