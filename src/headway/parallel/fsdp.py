@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from headway.core.model_protocol import HasProductParameters, Shardable
+from headway.core.model_protocol import HasOutputProjection, HasProductParameters, Shardable
 from headway.parallel.blocks import is_first_of_equals, local_part
 from headway.parallel.buffers import BufferWatch
 from headway.parallel.collectives import reduce_scatter
@@ -285,6 +285,9 @@ def wrap_units(module: nn.Module) -> list[nn.Module]:
     if 2 * sum(map(_size, units)) >= whole:
         return units
     uses = Counter(p for part in module.modules() for p in part.parameters(recurse=False))
+    if isinstance(module, HasOutputProjection):
+        # The loss may use it outside of its module, when only the root is gathered.
+        uses.update(p for p in (module.output_projection(),) if isinstance(p, nn.Parameter))
     return [unit for unit in _parts(module, whole / 8) if all(uses[p] == 1 for p in unit.parameters())]
 
 
