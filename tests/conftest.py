@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from headway.core.user_command import VARIABLE
-from object_storage import InProcess, S3Server, SeaweedFs, write_every_format
-from parts_table import SEAWEEDFS, program, table
-from support import headway, write_config, write_corpus
+from support.object_storage import InProcess, S3Server, SeaweedFs, write_every_format
+from support.parts_table import SEAWEEDFS, program, table
+from support.runs import headway, write_config, write_corpus
 
 PARTS = Path(__file__).parent / "parts"
 

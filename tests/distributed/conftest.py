@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support import write_config
-from support_trials import STEPS, Trials
+from support.runs import write_config
+from support.trials import STEPS, Trials
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import headway, torchrun
+from support.runs import headway, torchrun
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from headway.checkpoint.store import CheckpointStore
-from support import run_workers, skip_without
-from support_trials import STEPS, Trials, close
+from support.runs import run_workers, skip_without
+from support.trials import STEPS, Trials, close
 
 skip_without("deepspeed", "DeepSpeed is not installed: pip install '.[deepspeed]'")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import headway, state_hash, torchrun
+from support.runs import headway, state_hash, torchrun
 
 ELASTIC = {"determinism": "elastic"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.telemetry.metrics import read_metrics
-from support import headway, run_workers
+from support.runs import headway, run_workers
 
 
 def test_every_way_gives_the_sum_within_what_it_promises() -> None:

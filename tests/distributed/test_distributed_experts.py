@@ -11,8 +11,8 @@ import torch
 
 from headway.models.build import build_model
 from headway.models.huggingface.checkpoint import import_model
-from support import headway, run_workers
-from support_trials import Trials, close
+from support.runs import headway, run_workers
+from support.trials import Trials, close
 
 EXPERTS = {
     "experts": 4,

@@ -15,8 +15,8 @@ from headway.config import load_config
 from headway.core.errors import ConfigError
 from headway.run.session.completed import completed
 from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
-from support_families import VOCAB, write_family
-from support_trials import Trials, close
+from support.families import VOCAB, write_family
+from support.trials import Trials, close
 
 transformers = pytest.importorskip("transformers")
 #: Families that the native decoder computes.

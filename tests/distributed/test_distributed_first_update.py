@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from support import manifest
-from support_trials import Trials
+from support.runs import manifest
+from support.trials import Trials
 
 OPTIMIZERS = ("adamw", "muon", "lion", "adafactor", *(["adamw8bit"] if find_spec("torchao") else []))
 #: Number of workers, and the overrides of a strategy.

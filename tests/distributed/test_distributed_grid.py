@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from headway.telemetry.metrics import read_metrics
-from support import headway
-from support_trials import Trials, close
+from support.runs import headway
+from support.trials import Trials, close
 
 STAGES, TENSOR, CONTEXT = "parallel.pipeline=2", "parallel.tensor=2", "parallel.context=2"
 GPIPE, INTERLEAVED = "parallel.pipeline_schedule=gpipe", "parallel.pipeline_schedule=interleaved"

@@ -12,7 +12,7 @@ from headway.config import ModelConfig
 from headway.config.sections.early_stopping import EVALUATIONS
 from headway.models.build import build_model
 from headway.models.huggingface.export import export_model
-from support import headway, manifest
+from support.runs import headway, manifest
 
 OWN_LOSS = """
 from torch.nn import functional as F

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support import run_workers
+from support.runs import run_workers
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 

@@ -11,8 +11,8 @@ import pytest
 
 from headway.checkpoint.store import CheckpointStore
 from headway.config import load_resolved
-from support import manifest, run_workers, state_hash, write_config
-from support_projections import apart, distance, exact
+from support.projections import apart, distance, exact
+from support.runs import manifest, run_workers, state_hash, write_config
 
 STEPS = 4
 DIVIDED = [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from support import headway, state_hash
+from support.runs import headway, state_hash
 
 PAGES = Path(__file__).parents[2] / "docs" / "extending"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support import headway, manifest, run_workers, state_hash
-from support_trials import STEPS, Trials, close
+from support.runs import headway, manifest, run_workers, state_hash
+from support.trials import STEPS, Trials, close
 
 LAYERS = {"dropout": 0.0, "layers": 4}
 #: With a shared matrix larger updates blow up the last bits.

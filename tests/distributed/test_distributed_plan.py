@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from waits import LONG
+from support.waits import LONG
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan" / "memory.py"
 needs_benchmarks = pytest.mark.skipif(not BENCHMARK.exists(), reason="the benchmarks are not part of this copy")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import headway, manifest, state_hash
+from support.runs import headway, manifest, state_hash
 
 
 def test_the_worker_that_differs_is_named_and_nothing_of_it_is_saved(tiny: Callable[..., Path], tmp_path: Path) -> None:

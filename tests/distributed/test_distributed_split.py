@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.store import CheckpointStore
-from support import headway, run_workers
-from support_trials import Trials, close
+from support.runs import headway, run_workers
+from support.trials import Trials, close
 
 TENSOR, CONTEXT = "parallel.tensor=2", "parallel.context=2"
 #: Where mistakes stay silent: rows with unequally many targets, a shared matrix, clipping in every step.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support_trials import STEPS, Trials, close
+from support.trials import STEPS, Trials, close
 
 DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3")
 #: Every strategy once, with two workers or with four; then the other pairs.

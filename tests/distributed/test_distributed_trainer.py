@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from headway.checkpoint.store import CheckpointStore
-from support import torchrun
+from support.runs import torchrun
 
 
 def test_two_runs_in_one_process_with_workers_that_were_made_differently(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support import run_workers
+from support.runs import run_workers
 
 
 @pytest.mark.slow

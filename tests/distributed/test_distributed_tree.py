@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from support import run_workers
+from support.runs import run_workers
 
 
 @pytest.mark.parametrize("workers", [2, 4])

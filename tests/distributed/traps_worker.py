@@ -24,7 +24,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import Objective, Task
-from states import parts
+from support.states import parts
 
 WIDTH, VOCABULARY, LENGTH, STEPS, POISONED, EMPTY = 24, 40, 10, 6, 2, 4
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")

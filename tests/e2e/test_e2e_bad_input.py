@@ -16,7 +16,7 @@ from headway.core.errors import CheckpointError, ConfigError, DataError, Headway
 from headway.run.directory.ownership import OwnerLock
 from headway.run.session.attempt import RunOptions
 from headway.start.preview import preview
-from support import headway, state_hash, write_config, write_corpus
+from support.runs import headway, state_hash, write_config, write_corpus
 
 SOUND = "".join(json.dumps({"text": f"{number}: red green blue stone " * 9}) + "\n" for number in range(20))
 LINES = SOUND.splitlines(keepends=True)

@@ -11,7 +11,7 @@ import yaml
 
 from headway.telemetry.metrics import read_metrics
 from headway.telemetry.record import open_run
-from support import config_values, headway, state_hash, write_corpus
+from support.runs import config_values, headway, state_hash, write_corpus
 
 RAMP = [{"global_batch": 4, "until": "3 steps"}, {"global_batch": 8, "until": "900 tokens"}]
 #: 3 steps of 4 rows (384 tokens), 2 of 8 (896), and 6 of 16 rows of 32 tokens.

@@ -19,7 +19,7 @@ from headway.run.directory.ledger import Ledger
 from headway.run.directory.ledger_proof import prove
 from headway.run.directory.run_directory import RunDirectory
 from headway.telemetry.record import open_run
-from support import config_values, headway, state_hash, write_corpus
+from support.runs import config_values, headway, state_hash, write_corpus
 
 RATE = "optimizer.learning_rate=0.003"
 

@@ -21,11 +21,11 @@ from headway.core.process.waiting import wait_until
 from headway.lab.bench.blocks import block
 from headway.lab.bench.results import read_results
 from headway.models.facts import count_parameters
-from ports import free_ports
-from support import headway
-from support_bench import result
-from support_launchers import Programs
-from waits import LONG
+from support.bench import result
+from support.launchers import Programs
+from support.ports import free_ports
+from support.runs import headway
+from support.waits import LONG
 
 SUITE = """
 strategy: [ddp, zero1, zero2, single]

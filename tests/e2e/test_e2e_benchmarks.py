@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from headway.telemetry.metrics import read_metrics
-from support import headway
-from waits import LONG
+from support.runs import headway
+from support.waits import LONG
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,7 +16,7 @@ from headway.config import load_config
 from headway.models.huggingface.checkpoint import import_model
 from headway.parallel.host_weights import memory
 from headway.training.evaluation.inference import export_trained, load_trained
-from support import headway, state_hash
+from support.runs import headway, state_hash
 
 
 def train(tiny: Callable[..., Path], name: str, weights: str, faults: str = "", **parallel: Any) -> Path:

@@ -20,7 +20,7 @@ from headway.data.feeding.token_feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.run.directory.ledger import Ledger
 from headway.telemetry.record import open_run
-from support import WORDS, headway, state_hash, write_config
+from support.runs import WORDS, headway, state_hash, write_config
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ from headway.core.process.waiting import wait_until
 from headway.core.storage import client
 from headway.lab.doctor.lifecycle import examine_lifecycle
 from headway.run.directory.ledger import Ledger
-from object_storage import S3Server, SeaweedFs
-from parts_table import SEAWEEDFS
-from s3_proxy import S3Proxy
-from states import equal, make_state, names, save
-from support import headway, manifest, skip_without, state_hash
-from waits import LONG
+from support.object_storage import S3Server, SeaweedFs
+from support.parts_table import SEAWEEDFS
+from support.runs import headway, manifest, skip_without, state_hash
+from support.s3_proxy import S3Proxy
+from support.states import equal, make_state, names, save
+from support.waits import LONG
 
 skip_without("s3fs")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import headway, manifest, state_hash
+from support.runs import headway, manifest, state_hash
 
 pytestmark = [
     pytest.mark.slow,

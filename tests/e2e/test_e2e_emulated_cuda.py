@@ -24,7 +24,7 @@ def test_what_needs_a_gpu_does_what_it_should_on_an_emulated_one(folder: str, le
     if variables is None:
         pytest.skip("there is no compiler")
     files = [
-        file for file in sorted((TESTS / folder).rglob("test_*.py")) if "from support_gpu import" in file.read_text()
+        file for file in sorted((TESTS / folder).rglob("test_*.py")) if "from support.gpu import" in file.read_text()
     ]
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs"]
     result = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support import torchrun
+from support.runs import torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from headway.telemetry.metrics import read_metrics
-from support import headway, manifest, state_hash
+from support.runs import headway, manifest, state_hash
 
 EXPERTS = {
     "experts": 4,

@@ -10,7 +10,7 @@ import pytest
 
 from headway.config import load_config
 from headway.telemetry.record import open_run
-from support import headway
+from support.runs import headway
 
 TEXT = "the old house stood by the river and the river ran to the sea while the wind sang in the trees"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headway.telemetry.metrics import read_metrics
-from support import headway, state_hash
-from support_gpu import NEEDS_GPU, NEEDS_REAL_GPU
+from support.gpu import NEEDS_GPU, NEEDS_REAL_GPU
+from support.runs import headway, state_hash
 
 pytestmark = NEEDS_GPU
 

@@ -18,8 +18,8 @@ from headway.core.process import faults as core_faults
 from headway.core.process.waiting import wait_until
 from headway.run.directory.ledger_proof import prove
 from headway.training.health import rollback
-from support import headway, manifest, state_hash
-from waits import LONG
+from support.runs import headway, manifest, state_hash
+from support.waits import LONG
 
 
 class Here:

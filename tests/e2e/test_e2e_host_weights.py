@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.store import CheckpointStore
-from support import headway, manifest, state_hash
+from support.runs import headway, manifest, state_hash
 
 WEIGHTS = {"weights": "bf16", "precision": "bf16"}
 #: Moments at which a run is killed, saves among them.

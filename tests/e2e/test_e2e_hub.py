@@ -1,5 +1,5 @@
 """Datasets from a Hugging Face Hub: with `datasets` and `huggingface_hub` as they are, and a server that answers as the
-Hub does (tests/hub_server.py)."""
+Hub does (tests/support/hub_server.py)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hub_server import READER, STRANGER, HubServer
-from support import skip_without, store_contents
-from support_hub import HubUser, document, parquet, tokens
+from support.hub import HubUser, document, parquet, tokens
+from support.hub_server import READER, STRANGER, HubServer
+from support.runs import skip_without, store_contents
 
 skip_without("datasets", "there is no client for the Hub: pip install '.[datasets]'")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parts_table import NODE_PROGRAMS, program
+from support.parts_table import NODE_PROGRAMS, program
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from headway.config import LaneGrid, load_resolved
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.pinned import open_run_store
 from headway.run.directory.ledger_proof import prove
-from support import config_values, headway, state_hash, write_corpus
-from support_made_of import MADE_OF, made_of
+from support.made_of import MADE_OF, made_of
+from support.runs import config_values, headway, state_hash, write_corpus
 
 Change = Callable[[list[dict[str, Any]]], None]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import headway, write_config, write_corpus
+from support.runs import headway, write_config, write_corpus
 
 
 def test_from_text_to_exported_model(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def _same_logits_in_transformers(run: Path, exported: Path) -> None:
 
 
 def test_a_resolved_config_gives_the_same_run(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    from support import state_hash
+    from support.runs import state_hash
 
     assert headway("train", tiny()).returncode == 0
     resolved = tmp_path / "runs" / "tiny" / "config.yaml"

@@ -10,7 +10,7 @@ import pytest
 
 from headway import load_config, train
 from headway.core.errors import ConfigError
-from support import headway, manifest
+from support.runs import headway, manifest
 
 SAVINGS = (
     "train.precision=fp16",

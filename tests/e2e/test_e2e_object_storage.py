@@ -15,9 +15,9 @@ from headway.text.reading import sources
 from headway.text.reading.places import open_file, stamp_of
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import pieces_of
-from object_storage import GLOBS, TEXTS, S3Server, find_by_glob, prepare_from_both, put_folder
-from support import headway, skip_without, write_config
-from support_sources import find, read
+from support.object_storage import GLOBS, TEXTS, S3Server, find_by_glob, prepare_from_both, put_folder
+from support.runs import headway, skip_without, write_config
+from support.sources import find, read
 
 skip_without("s3fs")
 

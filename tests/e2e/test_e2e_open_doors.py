@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support import write_config, write_corpus
-from support_sockets import Listener, Sockets
+from support.runs import write_config, write_corpus
+from support.sockets import Listener, Sockets
 
 HEADWAY = (sys.executable, "-m", "headway")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "headway")

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from headway.data.store import TokenStore
-from support import WORDS, headway, write_config
+from support.runs import WORDS, headway, write_config
 
 
 def texts(path: Path, word: str, documents: int = 40) -> None:

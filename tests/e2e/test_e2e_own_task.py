@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from headway.telemetry.metrics import read_metrics
-from support import headway, state_hash
+from support.runs import headway, state_hash
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tasks"
 ELASTIC = ("determinism=elastic", "train.device=cpu", "telemetry.report=false", "checkpoint.keep_best=0")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from headway.data.store import TokenStore
-from support import WORDS, config_values, headway, state_hash
+from support.runs import WORDS, config_values, headway, state_hash
 
 PACKED = {"packing": "best_fit", "document_mask": True}
 

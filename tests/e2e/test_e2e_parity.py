@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import headway
-from support_feeds import plain_feed
+from support.feeds import plain_feed
 
 STEPS = 50
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from headway.core.process.waiting import wait_until
-from support import headway, start_headway, state_hash
-from support_notices import Cloud, metadata_service, utc
-from waits import LONG
+from support.notices import Cloud, metadata_service, utc
+from support.runs import headway, start_headway, state_hash
+from support.waits import LONG
 
 Change = Callable[[Cloud, Path], None]
 

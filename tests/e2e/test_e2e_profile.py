@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headway.lab.profiling.record import Profile
-from support import headway
-from waits import LONG
+from support.runs import headway
+from support.waits import LONG
 
 #: Of the model below, counted by hand: attention, feed-forward, norms, projection; 6 per parameter, 12 L H Q T besides.
 _PARAMETERS = 32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 64 + 3 * 32 + 320 * 32

@@ -12,7 +12,7 @@ import pytest
 from headway.registry.sources import best_step
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.record import open_run
-from support import headway, write_config
+from support.runs import headway, write_config
 
 
 @pytest.fixture(scope="module")

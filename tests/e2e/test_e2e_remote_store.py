@@ -21,10 +21,10 @@ from headway.core.errors import DataError
 from headway.data.remote_cache import KEEPING, locked
 from headway.data.remote_store import open_store
 from headway.data.store import TokenStore
-from object_storage import S3Server, store_files
-from support import headway, state_hash, write_config, write_corpus
-from support_feeds import plain_feed
-from waits import LONG
+from support.feeds import plain_feed
+from support.object_storage import S3Server, store_files
+from support.runs import headway, state_hash, write_config, write_corpus
+from support.waits import LONG
 
 FILES = 12
 RUN = {"train": {"steps": 12, "sequence_length": 32, "global_batch": 8, "micro_batch": 2, "device": "cpu"}}

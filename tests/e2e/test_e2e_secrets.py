@@ -21,9 +21,9 @@ from headway.config import load_config
 from headway.core.console import say
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
-from local_server import LocalServer
-from support import headway, skip_without, write_config, write_corpus
-from support_otlp import Collector
+from support.local_server import LocalServer
+from support.otlp import Collector
+from support.runs import headway, skip_without, write_config, write_corpus
 
 skip_without("aiohttp")
 pytest.importorskip("opentelemetry.proto")

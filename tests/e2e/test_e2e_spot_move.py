@@ -13,10 +13,10 @@ import pytest
 from headway.clouds.launchers.record import audited
 from headway.core.process.waiting import wait_until
 from headway.cost.price_book import save_offers
-from object_storage import S3Server
-from support import headway, skip_without, state_hash
-from support_places import EAST, SLOW_LOSS, WEST, offer
-from waits import LONG
+from support.object_storage import S3Server
+from support.places import EAST, SLOW_LOSS, WEST, offer
+from support.runs import headway, skip_without, state_hash
+from support.waits import LONG
 
 skip_without("s3fs")
 

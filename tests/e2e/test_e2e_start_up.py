@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support import headway
+from support.runs import headway
 
 
 @pytest.fixture(autouse=True)

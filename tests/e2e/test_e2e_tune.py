@@ -17,9 +17,9 @@ from headway.core.process.waiting import wait_until
 from headway.lab.tune.stop import stop_study
 from headway.lab.tune.study import open_study
 from headway.telemetry.record import Run
-from support import headway, skip_without, write_config, write_corpus
-from support_tune import SPACE, outcome, steps_done, write_study
-from waits import LONG
+from support.runs import headway, skip_without, write_config, write_corpus
+from support.tune import SPACE, outcome, steps_done, write_study
+from support.waits import LONG
 
 skip_without("optuna")
 

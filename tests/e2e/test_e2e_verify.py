@@ -21,8 +21,8 @@ from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.process.waiting import wait_until
 from headway.lab.chaos.report import run_campaign
 from headway.lab.verify.reproducibility import Difference, _Trainings, first_difference, verify
-from support import headway
-from waits import LONG
+from support.runs import headway
+from support.waits import LONG
 
 
 @pytest.mark.slow

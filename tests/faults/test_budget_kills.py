@@ -17,8 +17,8 @@ import pytest
 from headway.core.process.waiting import wait_until
 from headway.run.directory.account import account_of, measured_saves, save_seconds
 from headway.telemetry.record import Run
-from support import headway, state_hash
-from waits import LONG
+from support.runs import headway, state_hash
+from support.waits import LONG
 
 #: A dollar a second, so that a budget is spent within one.
 PRICE = 3600.0

@@ -17,8 +17,8 @@ from headway.lab.chaos.campaign import Trial, plan_campaign
 from headway.lab.chaos.changes import one_stage
 from headway.lab.chaos.controls import CURSOR
 from headway.lab.chaos.report import render, run_campaign, shape_of
-from support import headway
-from support_made_of import MADE_OF, made_of
+from support.made_of import MADE_OF, made_of
+from support.runs import headway
 
 
 def surely_kills_both_ways(trial: Trial) -> bool:

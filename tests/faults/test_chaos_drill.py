@@ -13,9 +13,9 @@ import pytest
 from headway.core.errors import CheckpointError, ConfigError
 from headway.lab.chaos.drill import LOSSES, DrillResult, Recovery, drill
 from headway.lab.chaos.drill_report import drill_page, rows, verdict
-from object_storage import S3Server, SeaweedFs
-from parts_table import SEAWEEDFS
-from support import headway, write_config, write_corpus
+from support.object_storage import S3Server, SeaweedFs
+from support.parts_table import SEAWEEDFS
+from support.runs import headway, write_config, write_corpus
 
 GOOD = Recovery("disk", "the run directory is lost", 19, 16, 3, 4, 5.25, 6.5, "a" * 64)
 

@@ -23,8 +23,8 @@ from headway.core.errors import CheckpointError
 from headway.core.process import faults
 from headway.core.types import Block
 from headway.run.directory.run_directory import Attempt, RunDirectory
-from states import equal, make_state, names, save
-from support import in_child
+from support.runs import in_child
+from support.states import equal, make_state, names, save
 
 POINTS = ("shard", "manifest", "rename", "replace", "prune", "discard")
 

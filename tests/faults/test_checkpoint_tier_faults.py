@@ -18,8 +18,8 @@ from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
 from headway.core.errors import ConfigError
-from states import equal, make_state, names, save
-from support import in_child
+from support.runs import in_child
+from support.states import equal, make_state, names, save
 
 
 @pytest.fixture

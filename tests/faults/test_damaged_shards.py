@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support import headway, manifest, state_hash, write_config, write_corpus
+
+from support.runs import headway, manifest, state_hash, write_config, write_corpus
 
 
 @pytest.fixture

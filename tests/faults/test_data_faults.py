@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support import store_contents
 
 from headway.core.process.waiting import wait_until
-from waits import LONG
+from support.runs import store_contents
+from support.waits import LONG
 
 # PIECE_BYTES is lowered so that a small corpus has many pieces; spawned workers read what the parent cut.
 SCRIPT = """

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import store_contents
 
-from waits import LONG
+from support.runs import store_contents
+from support.waits import LONG
 
 KILLS = 3
 PLAIN: dict[str, Any] = {}

@@ -28,8 +28,8 @@ from headway.tracking.alert_rules import firing
 from headway.tracking.exporter import exposition
 from headway.tracking.live_run import LiveRun
 from headway.tracking.runs_folder import RunsFolder
-from support import PATIENCE, headway, start_headway, state_hash, stopped_worker, write_config
-from waits import LONG
+from support.runs import PATIENCE, headway, start_headway, state_hash, stopped_worker, write_config
+from support.waits import LONG
 
 #: Ends a file system as a cable that is pulled does (`EXT4_IOC_SHUTDOWN`, without writing what is in memory).
 _SHUTDOWN, _NO_FLUSH = 0x8004587D, 2

@@ -31,7 +31,7 @@ from headway.run.supervisor.error_report import ErrorReport, most_telling_report
 from headway.run.supervisor.worker import reasons_in
 from headway.text.preparing import workers
 from headway.text.preparing.prepare import prepare
-from support import config_values, headway_in_copy, in_child, refuse_to_open, store_contents, write_corpus
+from support.runs import config_values, headway_in_copy, in_child, refuse_to_open, store_contents, write_corpus
 
 #: A word of what is to be done.
 ADVICE = {errno.ENOSPC: "make room", errno.EDQUOT: "quota", errno.EFBIG: "ulimit -f", errno.EROFS: "mount it"}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.support import headway_in_copy
 
 # So that copies of this process need not load them each.
 import headway.checkpoint.transfer
@@ -22,6 +21,7 @@ import headway.run.directory.ledger_proof
 import headway.telemetry.report  # noqa: F401
 from headway.checkpoint.format.manifest import MANIFEST, FileEntry, Manifest, Slice, TensorEntry, state_hash
 from headway.cli.application import application
+from support.runs import headway_in_copy
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="copies of this process are limited as Linux does"),

@@ -20,12 +20,12 @@ from headway.checkpoint.remote.open import place_of
 from headway.core.process.table import process_state
 from headway.core.process.waiting import wait_until
 from headway.run.directory.ledger import Ledger
-from object_storage import S3Server, SeaweedFs
-from parts_table import SEAWEEDFS
-from ports import free_ports
-from support import PATIENT_HEADWAY, headway, state_hash
-from support_machines import wait_for_steps
-from waits import LONG
+from support.machines import wait_for_steps
+from support.object_storage import S3Server, SeaweedFs
+from support.parts_table import SEAWEEDFS
+from support.ports import free_ports
+from support.runs import PATIENT_HEADWAY, headway, state_hash
+from support.waits import LONG
 
 pytestmark = pytest.mark.slow
 STEPS = 8

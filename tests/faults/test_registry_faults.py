@@ -22,9 +22,9 @@ from headway.models.versions import Registry, local_folder, open_registry, resol
 from headway.registry.aliases import next_change, put_change
 from headway.registry.pull import pull_to
 from headway.registry.verify import verify_model
-from object_storage import S3Server
-from support import headway, headway_in_copy
-from support_registry import add, write_model
+from support.object_storage import S3Server
+from support.registry import add, write_model
+from support.runs import headway, headway_in_copy
 
 
 @pytest.mark.parametrize("fault", ["kill@registry.file", "kill@registry.file:3", "kill@registry.version"])

@@ -20,8 +20,8 @@ from headway.core.process.table import STOPPED, process_state
 from headway.core.process.waiting import wait_until
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
-from object_storage import S3Server
-from support import headway, state_hash
+from support.object_storage import S3Server
+from support.runs import headway, state_hash
 
 Tiny = Callable[..., Path]
 STEPS = 6

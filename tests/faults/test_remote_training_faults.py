@@ -21,9 +21,9 @@ from headway.config import load_resolved
 from headway.core.coordination.heartbeat import read_heartbeat
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
-from object_storage import S3Server
-from s3_proxy import S3Proxy
-from support import headway, skip_without, state_hash, write_config
+from support.object_storage import S3Server
+from support.runs import headway, skip_without, state_hash, write_config
+from support.s3_proxy import S3Proxy
 
 skip_without("s3fs")
 

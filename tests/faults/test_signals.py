@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from headway.core.process.waiting import wait_until
-from preloaded import Copy
-from support import headway, start_headway
-from waits import LONG
+from support.preloaded import Copy
+from support.runs import headway, start_headway
+from support.waits import LONG
 
 #: The command line, with workers that take half a second to write down why they end, and the first one a whole one.
 LINGERING = """

@@ -23,8 +23,8 @@ from headway.run.directory.ledger_proof import prove
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import write_config
 from headway.telemetry.metrics import read_metrics
-from support import headway, start_headway, state_hash
-from waits import LONG
+from support.runs import headway, start_headway, state_hash
+from support.waits import LONG
 
 
 def attempts(run: Path) -> list[dict[str, Any]]:

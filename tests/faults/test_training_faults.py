@@ -12,8 +12,8 @@ import pytest
 
 from headway.core.process.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
-from support import headway, state_hash
-from waits import LONG
+from support.runs import headway, state_hash
+from support.waits import LONG
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

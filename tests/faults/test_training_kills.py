@@ -16,8 +16,8 @@ import pytest
 
 from headway.core.coordination.heartbeat import Reading, read_heartbeat
 from headway.core.process.waiting import wait_until
-from support import headway, state_hash
-from waits import LONG
+from support.runs import headway, state_hash
+from support.waits import LONG
 
 STEPS = 40
 

@@ -17,9 +17,9 @@ import pytest
 from headway.core.process.waiting import wait_until
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import read_metrics
-from support import skip_without
-from support_tune import SPACE, attempts, outcome, steps_done, write_study
-from waits import LONG
+from support.runs import skip_without
+from support.tune import SPACE, attempts, outcome, steps_done, write_study
+from support.waits import LONG
 
 skip_without("optuna")
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from support import headway
+from support.runs import headway
 
 HERE = Path(__file__).parent
 #: A config, its texts, the token store made of them, and a run that was stopped after 8 of 10 steps.

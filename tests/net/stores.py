@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from net.runs import HERE, VALUES, kept_copy
-from support import headway, store_contents
+from support.runs import headway, store_contents
 
 RECORDED_STORE = HERE / "golden" / "store.json"
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from net.runs import VALUES, kept_copy, newest_checkpoint, write_run_config
-from support import headway
+from support.runs import headway
 
 ENDS = {
     "done": (0, "", ()),

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from net.runs import KEPT, KEPT_RUN, RECORDED_STATES, continue_kept, kept_copy, newest_checkpoint, processor, state_name
-from support import headway
+from support.runs import headway
 
 #: Of the kept checkpoint, written in two parts by two workers.
 KEPT_STATE = "6ad95caa0b66fb9ea9264e281ead719d4ef04dce2080cf3faa256fa51d3d4c9e"

@@ -10,7 +10,7 @@ import yaml
 
 from net.runs import KEPT, kept_copy
 from net.stores import RECORDED_STORE, hashes, prepare_rich
-from support import headway
+from support.runs import headway
 
 
 def test_a_store_has_the_bytes_of_the_kept_one(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import yaml
 from headway.telemetry.catalogue import metric
 from headway.tracking.alert_rules import RULES, AlertRule, rules_document
 from headway.tracking.live_run import LiveRun
-from parts_table import PROMETHEUS, program
-from support_tracking import WrittenRun
+from support.parts_table import PROMETHEUS, program
+from support.tracking import WrittenRun
 
 pytestmark = pytest.mark.parts(PROMETHEUS)
 

@@ -11,7 +11,7 @@ import pytest
 
 from headway.checkpoint.remote.objects import Objects
 from headway.core.errors import CheckpointError, ConfigError
-from object_storage import (
+from support.object_storage import (
     GLOBS,
     contend_for_an_object,
     find_by_glob,
@@ -19,8 +19,8 @@ from object_storage import (
     prepare_from_both,
     put_folder,
 )
-from parts_table import AZURITE, program
-from ports import free_ports
+from support.parts_table import AZURITE, program
+from support.ports import free_ports
 
 pytestmark = pytest.mark.parts(AZURITE)
 

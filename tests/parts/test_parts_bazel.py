@@ -17,7 +17,7 @@ import pytest
 from headway.clouds.scaffold.answers import Answers
 from headway.clouds.scaffold.project import make_project
 from parts.bazel_offline import write_modules
-from parts_table import BAZEL, BAZEL_ROOT
+from support.parts_table import BAZEL, BAZEL_ROOT
 
 pytestmark = [
     pytest.mark.parts(BAZEL),

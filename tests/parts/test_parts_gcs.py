@@ -1,5 +1,5 @@
 """Corpus, store and checkpoints in Google Cloud Storage: with its client `gcsfs`, and a server that answers as its JSON
-API does (tests/gcs_server.py)."""
+API does (tests/support/gcs_server.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gcs_server import GcsServer
 from headway.checkpoint.discovery import find_latest
 from headway.checkpoint.format.manifest import step_name
 from headway.checkpoint.remote.files import sent_name
@@ -19,7 +18,8 @@ from headway.checkpoint.remote.tier import FencedError, RemoteTier, journal_of
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.storage import PART_BYTES
-from object_storage import (
+from support.gcs_server import GcsServer
+from support.object_storage import (
     GLOBS,
     contend_for_an_object,
     find_by_glob,
@@ -27,8 +27,8 @@ from object_storage import (
     prepare_from_both,
     put_folder,
 )
-from parts_table import GCSFS
-from states import equal, make_state, save
+from support.parts_table import GCSFS
+from support.states import equal, make_state, save
 
 # Or gcsfs asks over gRPC first, which this server does not speak, of what kind the bucket is.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from headway.clouds.supply.layout import Image, read_image
-from parts_table import BUILDAH
+from support.parts_table import BUILDAH
 
 ROOT = Path(__file__).parents[2]
 STORAGE = ROOT / "build" / "parts" / "images"

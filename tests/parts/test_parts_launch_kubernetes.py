@@ -23,13 +23,13 @@ from headway.lab.bench.analysis import efficiency
 from headway.lab.bench.charts import KINDS
 from headway.lab.bench.results import read_results
 from headway.lab.chaos.machines import can_make_namespaces
-from kubelet import Api, Kubelet
-from parts_table import KUBECTL, program
-from ports import free_ports
-from support import headway, state_hash
-from support_launchers import documents, job
-from support_machines import machines
-from waits import LONG
+from support.kubelet import Api, Kubelet
+from support.launchers import documents, job
+from support.machines import machines
+from support.parts_table import KUBECTL, program
+from support.ports import free_ports
+from support.runs import headway, state_hash
+from support.waits import LONG
 
 pytestmark = [pytest.mark.parts(KUBECTL), pytest.mark.timeout(1800)]
 

@@ -18,11 +18,11 @@ import yaml
 from headway.clouds.launchers.launcher import find_launcher
 from headway.clouds.launchers.metaflow import stop_at_final_codes
 from headway.core.process.waiting import wait_until
-from object_storage import S3Server, SeaweedFs
-from parts_table import METAFLOW, environment
-from support import headway, saved_step, state_hash
-from support_launchers import job, read_by_their_models
-from waits import LONG
+from support.launchers import job, read_by_their_models
+from support.object_storage import S3Server, SeaweedFs
+from support.parts_table import METAFLOW, environment
+from support.runs import headway, saved_step, state_hash
+from support.waits import LONG
 
 pytestmark = [pytest.mark.parts(METAFLOW), pytest.mark.timeout(1800)]
 

@@ -7,8 +7,8 @@ import copy
 import pytest
 
 from headway.clouds.launchers.launcher import find_launcher
-from parts_table import SCHEMAS
-from support_launchers import documents, job, read_by_their_models
+from support.launchers import documents, job, read_by_their_models
+from support.parts_table import SCHEMAS
 
 pytestmark = pytest.mark.parts(SCHEMAS)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from headway.core.process.waiting import wait_until
-from parts_table import RAY
-from support import headway, saved_step, state_hash, store_contents
-from support_prepare import Corpus
-from waits import LONG
+from support.parts_table import RAY
+from support.prepare import Corpus
+from support.runs import headway, saved_step, state_hash, store_contents
+from support.waits import LONG
 
 pytestmark = [pytest.mark.parts(RAY), pytest.mark.timeout(1800)]
 

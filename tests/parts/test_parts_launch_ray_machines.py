@@ -27,10 +27,10 @@ from headway.core.process.waiting import wait_until
 from headway.lab.bench.results import read_results
 from headway.lab.chaos.machines import can_make_namespaces
 from headway.start.bench_job import bench_job
-from parts_table import RAY
-from support import headway, saved_step, state_hash
-from support_machines import Machine, machines
-from waits import LONG
+from support.machines import Machine, machines
+from support.parts_table import RAY
+from support.runs import headway, saved_step, state_hash
+from support.waits import LONG
 
 pytestmark = [
     pytest.mark.parts(RAY),

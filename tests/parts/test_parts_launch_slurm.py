@@ -18,11 +18,11 @@ from headway.clouds.launchers.record import audited, read_handle
 from headway.clouds.launchers.slurm import LAUNCHER
 from headway.core.process.waiting import wait_until
 from headway.lab.bench.results import read_results
-from parts_table import SLURM
-from support import headway, state_hash, store_contents
-from support_prepare import Corpus
-from support_slurm import Slurm, slurm_cluster
-from waits import LONG
+from support.parts_table import SLURM
+from support.prepare import Corpus
+from support.runs import headway, state_hash, store_contents
+from support.slurm import Slurm, slurm_cluster
+from support.waits import LONG
 
 pytestmark = [pytest.mark.parts(SLURM), pytest.mark.timeout(1800)]
 

@@ -16,10 +16,10 @@ from headway.core.process.waiting import wait_until
 from headway.lab.chaos.machines import can_make_namespaces
 from headway.run.directory.ledger_proof import prove
 from headway.run.directory.run_directory import RunDirectory
-from parts_table import NAMESPACES
-from support import headway, state_hash
-from support_machines import Machine, machines, wait_for_steps
-from waits import LONG
+from support.machines import Machine, machines, wait_for_steps
+from support.parts_table import NAMESPACES
+from support.runs import headway, state_hash
+from support.waits import LONG
 
 pytestmark = [
     pytest.mark.parts(NAMESPACES),

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from headway.tracking.kubernetes import Cluster, export_alerts
-from parts_table import OPERATOR, OPERATOR_PACKAGE, program
-from waits import LONG
+from support.parts_table import OPERATOR, OPERATOR_PACKAGE, program
+from support.waits import LONG
 
 pytestmark = pytest.mark.parts(OPERATOR)
 

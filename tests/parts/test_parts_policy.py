@@ -13,9 +13,9 @@ import pytest
 from headway.clouds.launchers.policy import policy_for
 from headway.config import load_config
 from headway.run.directory.audit import check_audit
-from object_storage import SeaweedFs
-from parts_table import SEAWEEDFS, program
-from support import headway, state_hash, write_config, write_corpus
+from support.object_storage import SeaweedFs
+from support.parts_table import SEAWEEDFS, program
+from support.runs import headway, state_hash, write_config, write_corpus
 
 pytestmark = pytest.mark.parts(SEAWEEDFS)
 

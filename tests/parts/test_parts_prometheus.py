@@ -23,12 +23,12 @@ from headway.core.process.waiting import wait_until
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM
 from headway.tracking.alert_rules import RULES, export_rules
 from headway.tracking.dashboards import BOARDS, panels, promql
-from local_server import LocalServer
-from parts_table import ALERTMANAGER, COMPOSE, PROMETHEUS, program
-from ports import free_ports
-from support import headway, write_config, write_corpus
-from support_tracking import WrittenRun
-from waits import LONG
+from support.local_server import LocalServer
+from support.parts_table import ALERTMANAGER, COMPOSE, PROMETHEUS, program
+from support.ports import free_ports
+from support.runs import headway, write_config, write_corpus
+from support.tracking import WrittenRun
+from support.waits import LONG
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitoring"
 

@@ -18,9 +18,9 @@ from headway.config import load_resolved
 from headway.core.process.waiting import wait_until
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.record import is_run, open_run
-from parts_table import RAY
-from support import headway, saved_step, state_hash
-from waits import LONG
+from support.parts_table import RAY
+from support.runs import headway, saved_step, state_hash
+from support.waits import LONG
 
 pytestmark = [pytest.mark.parts(RAY), pytest.mark.timeout(1800)]
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from headway.core.process.waiting import wait_until
-from parts_table import SLURM, program
-from ports import free_ports
-from support import headway, state_hash
-from waits import LONG
+from support.parts_table import SLURM, program
+from support.ports import free_ports
+from support.runs import headway, state_hash
+from support.waits import LONG
 
 pytestmark = [pytest.mark.parts(SLURM), pytest.mark.timeout(1800)]
 

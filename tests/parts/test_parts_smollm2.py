@@ -17,9 +17,9 @@ import yaml
 from headway.config import load_config
 from headway.telemetry.metrics import read_metrics
 from headway.training.evaluation.inference import evaluate_model, load_trained
-from parts_table import SMOLLM2, SMOLLM2_PACKAGES
-from support import headway
-from waits import LONG
+from support.parts_table import SMOLLM2, SMOLLM2_PACKAGES
+from support.runs import headway
+from support.waits import LONG
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")

@@ -16,11 +16,11 @@ from headway.clouds.launchers.record import audited
 from headway.clouds.spot.made_trace import as_csv, make_trace
 from headway.run.directory.account import account_of
 from headway.telemetry.record import Run
-from parts_table import SLURM
-from support import headway, state_hash
-from support_places import SLOW_LOSS
-from support_slurm import Slurm, slurm_cluster
-from waits import LONG
+from support.parts_table import SLURM
+from support.places import SLOW_LOSS
+from support.runs import headway, state_hash
+from support.slurm import Slurm, slurm_cluster
+from support.waits import LONG
 
 pytestmark = [pytest.mark.parts(SLURM), pytest.mark.timeout(1800)]
 

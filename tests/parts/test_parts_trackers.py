@@ -30,13 +30,13 @@ from headway.core.machine.system import host_name
 from headway.core.process.table import all_processes, arguments_of
 from headway.core.process.waiting import wait_until
 from headway.telemetry.metrics import read_metrics
-from parts_table import MLFLOW, OTLP, TENSORBOARD, TRACKIO, WANDB, mlflow_server
-from ports import free_ports
-from support import headway, write_config, write_corpus
-from support_followers import append, record, steps, write_run
-from support_otlp import Collector
-from waits import LONG
-from wandb_server import WandbServer
+from support.followers import append, record, steps, write_run
+from support.otlp import Collector
+from support.parts_table import MLFLOW, OTLP, TENSORBOARD, TRACKIO, WANDB, mlflow_server
+from support.ports import free_ports
+from support.runs import headway, write_config, write_corpus
+from support.waits import LONG
+from support.wandb_server import WandbServer
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -13,11 +13,11 @@ import pytest
 
 from headway.core.process.waiting import wait_until
 from headway.telemetry.record import Run
-from parts_table import SLURM
-from support import headway, skip_without
-from support_slurm import Slurm, slurm_cluster
-from support_tune import SPACE, outcome, steps_done, write_study
-from waits import LONG
+from support.parts_table import SLURM
+from support.runs import headway, skip_without
+from support.slurm import Slurm, slurm_cluster
+from support.tune import SPACE, outcome, steps_done, write_study
+from support.waits import LONG
 
 skip_without("optuna")
 pytestmark = [pytest.mark.parts(SLURM), pytest.mark.timeout(1800)]

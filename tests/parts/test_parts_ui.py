@@ -16,8 +16,8 @@ from headway.telemetry.tags import change_tags
 from headway.tracking.http_server import Address
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.server import UiServer
-from parts_table import CHROMIUM, program
-from support_tracking import WrittenRun
+from support.parts_table import CHROMIUM, program
+from support.tracking import WrittenRun
 
 pytestmark = pytest.mark.parts(CHROMIUM)
 

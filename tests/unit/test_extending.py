@@ -36,9 +36,9 @@ from headway.tracking.follower import Waiting
 from headway.training.conditions.watch import ConditionWatch, conditions
 from headway.training.custom_loss import checked
 from headway.training.optimizer import build_optimizer, optimizer_tensors, set_learning_rate
-from support import manifest, state_hash
-from support_followers import steps, write_run
-from support_launchers import Programs, job
+from support.followers import steps, write_run
+from support.launchers import Programs, job
+from support.runs import manifest, state_hash
 
 PAGES = Path(__file__).parents[2] / "docs" / "extending"
 CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ def test_the_map_names_only_what_exists() -> None:
 
 
 def test_a_name_that_is_wrong_is_found() -> None:
-    assert missing("`unit/test_docs.py`, `unit/test_nowhere.py`, `support_*.py`, `training/none/`") == [
+    assert missing("`unit/test_docs.py`, `unit/test_nowhere.py`, `support/*.py`, `training/none/`") == [
         "unit/test_nowhere.py",
         "training/none/",
     ]
@@ -42,3 +42,22 @@ def test_every_room_and_every_folder_is_on_the_map() -> None:
     folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.rglob("*.py") if path.parent != TESTS}
     rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     assert not {name for name in folders | rooms if f"{name}/" not in text}
+
+
+def test_helpers_live_in_support() -> None:
+    """A helper elsewhere, or a name of one that is not there, would be found only where its test is run."""
+    assert [path.name for path in TESTS.glob("*.py")] == ["conftest.py"]
+    here = {path.stem for path in (TESTS / "support").glob("*.py")}
+    asked = [
+        (path.name, name)
+        for path in TESTS.rglob("*.py")
+        for name in re.findall(
+            r"^ *from (?:tests\.)?support[._](\w+) import", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+    assert len(asked) > 100
+    assert [(path, name) for path, name in asked if name not in here] == []
+    flat = "|".join(here)
+    old = re.compile(rf"^ *(from (tests\.)?(support_\w+|support|{flat}) import|import support_)", re.MULTILINE)
+    found = {path.name: old.search(path.read_text(encoding="utf-8")) for path in TESTS.rglob("*.py")}
+    assert [name for name, line in found.items() if line and line[0].strip() != "from support import"] == []

@@ -12,8 +12,8 @@ from torch import nn
 import headway
 from headway.core.errors import ConfigError
 from headway.training.job import Callback, load_callbacks
-from support import config_values, state_hash, write_config, write_corpus
-from support import headway as run_headway
+from support.runs import config_values, state_hash, write_config, write_corpus
+from support.runs import headway as run_headway
 
 MODULE = """
 import os

@@ -11,7 +11,7 @@ import pytest
 from headway.api import train
 from headway.config import load_config
 from headway.telemetry.record import open_run
-from support import state_hash
+from support.runs import state_hash
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -31,7 +31,7 @@ from headway.telemetry.report import render_report
 from headway.telemetry.runs import list_runs, result_rows
 from headway.telemetry.summary import summarize
 from headway.training.own_task import count_samples
-from waits import LONG
+from support.waits import LONG
 
 
 class Squares:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from support_chat import CHATML, MARKED
+from support.chat import CHATML, MARKED
 
 pytest.importorskip("transformers")
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "data" / "chat_masks.py"

@@ -15,7 +15,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.cli.runs import checkpoints as verb
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.storage import client
-from states import save
+from support.states import save
 
 app = typer.Typer()
 verb.register(app)

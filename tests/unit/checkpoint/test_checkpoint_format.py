@@ -28,7 +28,7 @@ from headway.checkpoint.format.manifest import (
     tensor_bytes,
 )
 from headway.core.files.hashes import fingerprint
-from states import make_state
+from support.states import make_state
 
 SHA = "0" * 64
 

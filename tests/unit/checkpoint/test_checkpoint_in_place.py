@@ -13,7 +13,7 @@ from headway.checkpoint.save.messages import WriterSettings
 from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.store import CheckpointStore
 from headway.core.types import Block, StateBlocks
-from states import equal, make_state
+from support.states import equal, make_state
 
 
 @pytest.fixture(params=["in memory", "on disk"])

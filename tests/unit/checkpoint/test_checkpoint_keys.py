@@ -41,7 +41,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.hashes import fingerprint
 from headway.run.directory.restore import prune
 from headway.run.directory.run_directory import RunDirectory
-from states import equal, make_state, names, save
+from support.states import equal, make_state, names, save
 
 SECRET, OTHER = "a secret of some length", "another secret of some length"
 

@@ -13,7 +13,7 @@ from headway.checkpoint.lifecycle import bucket_rule
 from headway.checkpoint.retention import Every, Rules
 from headway.core.errors import ConfigError
 from headway.lab.doctor.lifecycle import gcs_rules, s3_rules
-from support import headway
+from support.runs import headway
 
 FOREVER = Rules(keep_every=Every(1000, "steps"), keep_for_seconds=20 * 86400 + 1)
 

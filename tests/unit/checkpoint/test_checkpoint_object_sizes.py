@@ -19,8 +19,8 @@ from headway.checkpoint.remote.tier import RemoteTier
 from headway.core.errors import CheckpointError
 from headway.core.files.foreign import LISTING_BYTES
 from headway.core.storage import RECORD_BYTES, client
-from local_server import LocalServer
-from object_storage import S3Server
+from support.local_server import LocalServer
+from support.object_storage import S3Server
 
 _BLOCK = bytes(2**20)
 #: What an endless answer would come to if it were read to its end.

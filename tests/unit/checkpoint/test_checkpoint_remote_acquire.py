@@ -24,8 +24,8 @@ from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, RemoteConfig, TrainConfig, identity, load_config, load_resolved, resolve
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.hashes import fingerprint
-from states import make_state
-from waits import LONG
+from support.states import make_state
+from support.waits import LONG
 
 
 def config_of(folder: Path, url: str, steps: int, **remote: Any) -> Config:

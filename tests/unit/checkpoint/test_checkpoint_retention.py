@@ -31,9 +31,9 @@ from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig, resolve
 from headway.core.process.messages import Messages
-from states import make_state, names, save
-from support import refuse_to_open
-from waits import LONG
+from support.runs import refuse_to_open
+from support.states import make_state, names, save
+from support.waits import LONG
 
 NOW = 1_000_000.0
 

@@ -23,7 +23,7 @@ from headway.config import Config, TrainConfig, identity, resolve
 from headway.core.errors import CheckpointError
 from headway.core.files.atomic import write_json
 from headway.core.files.hashes import fingerprint
-from states import equal, make_state, names
+from support.states import equal, make_state, names
 
 Made = tuple[Config, Path]
 

@@ -19,8 +19,8 @@ from headway.checkpoint.verify import Damage, check_file
 from headway.core.errors import CheckpointError, CorruptionError
 from headway.core.process.waiting import wait_until
 from headway.run.directory.run_directory import Attempt, RunDirectory
-from states import blocks, make_state, save
-from waits import LONG
+from support.states import blocks, make_state, save
+from support.waits import LONG
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from headway.checkpoint.format.manifest import MANIFEST, Manifest, Slice, hash_t
 from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError
 from headway.core.types import Block
-from states import equal, make_state, names, save
-from support_gpu import needs_gpu
+from support.gpu import needs_gpu
+from support.states import equal, make_state, names, save
 
 
 @pytest.fixture

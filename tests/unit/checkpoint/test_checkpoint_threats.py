@@ -12,7 +12,7 @@ from headway.checkpoint.format.manifest import MANIFEST
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core.errors import CheckpointError
-from states import equal, make_state, save
+from support.states import equal, make_state, save
 
 SHARD = "shard-00000.safetensors"
 

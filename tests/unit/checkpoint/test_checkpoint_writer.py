@@ -49,8 +49,8 @@ from headway.core.process.waiting import wait_until
 from headway.core.types import Block, StateBlocks
 from headway.parallel.world import World
 from headway.run.directory.rewind import CheckpointRewinder
-from states import blocks, equal, make_state, names, save, submit
-from waits import LONG
+from support.states import blocks, equal, make_state, names, save, submit
+from support.waits import LONG
 
 
 def test_states_are_saved_as_they_were_when_they_were_handed_over(

@@ -43,8 +43,8 @@ from headway.core.errors import CheckpointError
 from headway.core.process.command import module_command
 from headway.core.process.waiting import wait_until
 from headway.core.types import Block
-from states import make_state, submit
-from waits import LONG
+from support.states import make_state, submit
+from support.waits import LONG
 
 
 def pid(writer: CheckpointWriter) -> int:

@@ -1,5 +1,5 @@
-"""The fixture of `support_csv.py`."""
+"""The fixture of `support/csv_files.py`."""
 
-from support_csv import default_field_limit
+from support.csv_files import default_field_limit
 
 __all__ = ["default_field_limit"]

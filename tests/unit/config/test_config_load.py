@@ -20,7 +20,7 @@ from headway.config.loading.load import PRESETS
 from headway.config.loading.reference import line_of
 from headway.core.errors import ConfigError
 from headway.core.format import printable
-from waits import LONG
+from support.waits import LONG
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

@@ -11,7 +11,7 @@ import pytest
 from headway.core import console
 from headway.core.alerts import alerting
 from headway.core.process.waiting import wait_until
-from waits import LONG
+from support.waits import LONG
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headway.core.audit import Anchor, AuditLog, Head, check_log
-from support import in_child
+from support.runs import in_child
 
 Lines = list[bytes]
 

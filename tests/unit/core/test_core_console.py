@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from headway.core import console
-from waits import LONG
+from support.waits import LONG
 
 PRINTS = """
 import logging, os, sys, warnings

@@ -17,7 +17,7 @@ from headway.core.coordination.heartbeat import Phase
 from headway.core.errors import ConfigError
 from headway.core.process import faults
 from headway.core.process.waiting import wait_until
-from waits import LONG
+from support.waits import LONG
 
 
 @pytest.fixture(autouse=True)

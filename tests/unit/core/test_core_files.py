@@ -14,7 +14,7 @@ import pytest
 from headway.core.files import atomic as files
 from headway.core.files import hashes
 from headway.core.files.foreign import read_json_lines
-from waits import LONG
+from support.waits import LONG
 
 
 def test_atomic_write_makes_folders_and_replaces(tmp_path: Path) -> None:

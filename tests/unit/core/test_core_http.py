@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from headway.core.credentials.http import _SameServer, open_url
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 
 class Redirects(BaseHTTPRequestHandler):

@@ -19,8 +19,8 @@ from headway.core.process import exit as process_exit
 from headway.lab.bench import worker as bench
 from headway.lab.doctor import communication
 from headway.lab.doctor import communication_worker as doctor
-from object_storage import free_ports
-from waits import LONG
+from support.object_storage import free_ports
+from support.waits import LONG
 
 
 class AtOnce(BaseException):

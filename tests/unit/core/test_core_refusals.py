@@ -26,7 +26,7 @@ from headway.core.errors import (
 )
 from headway.core.files.atomic import append_json_line, atomic_write
 from headway.core.process import faults
-from support import in_child
+from support.runs import in_child
 
 #: Each with a word of what is done about it.
 KIND = {errno.ENOSPC: "free space", errno.EDQUOT: "quota", errno.EFBIG: "ulimit -f", errno.EROFS: "mount it"}

@@ -11,7 +11,7 @@ import pytest
 
 from headway.core.errors import HeadwayError
 from headway.core.storage import Problem, Storage, client
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 pytest.importorskip("fsspec", reason="there is no fsspec: pip install '.[remote]'")
 

@@ -17,7 +17,7 @@ from headway.core.files.timeout_writer import TimeoutLog, TimeoutWriter
 from headway.core.process.waiting import wait_until
 from headway.telemetry import metrics as metrics_module
 from headway.telemetry.metrics import MetricsLog, read_metrics
-from waits import LONG
+from support.waits import LONG
 
 
 class Hanging:

@@ -17,7 +17,7 @@ from headway.cli.start.quickstart import _next_commands
 from headway.config import load_config
 from headway.core.errors import HeadwayError
 from headway.core.user_command import VARIABLE, remember_config, suggest
-from support import write_config
+from support.runs import write_config
 
 #: Overrides of the user, of which one needs quotes.
 OWN = ("train.steps=7", "model.dropout=0.25", "telemetry.alert=echo 'two words'")

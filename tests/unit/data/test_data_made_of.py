@@ -14,7 +14,7 @@ from headway.config.sections.data import DataConfig
 from headway.data.made_of import MADE_OF, differences, made_of, only_adds
 from headway.data.store import TokenStore
 from headway.text.preparing.prepare import prepare
-from support_chat import chat_tokenizer
+from support.chat import chat_tokenizer
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from headway.data.storage import DataStorage, UnreachableError
 from headway.data.store import TokenStore
 from headway.text.inspect import describe_store, sample_text
 from headway.text.preparing.prepare import prepare
-from support_feeds import plain_feed
+from support.feeds import plain_feed
 
 fsspec = pytest.importorskip("fsspec", reason="there is no fsspec: pip install '.[remote]'")
 

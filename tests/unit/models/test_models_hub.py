@@ -29,10 +29,10 @@ from headway.run.session.completed import completed
 from headway.start.preview import preview
 from headway.training.evaluation.generation import generate
 from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
-from support import config_values, manifest, state_hash, write_config, write_corpus
-from support import headway as command
-from support_chat import MARKED, chat_tokenizer, conversation, write_records
-from support_families import FAMILIES, VOCAB, CrashAt, write_family
+from support.chat import MARKED, chat_tokenizer, conversation, write_records
+from support.families import FAMILIES, VOCAB, CrashAt, write_family
+from support.runs import config_values, manifest, state_hash, write_config, write_corpus
+from support.runs import headway as command
 
 transformers = pytest.importorskip("transformers")
 PRESETS = ("cpt-24gb", "cpt-24gb-qlora", "cpt-24gb-full", "cpt-4x80gb", "cpt-4x80gb-deepspeed")

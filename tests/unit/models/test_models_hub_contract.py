@@ -18,7 +18,7 @@ from headway.models.hub.router_loss import balance_loss
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.training.optimizer import build_optimizer, set_learning_rate
 from headway.training.task import language_model_loss
-from support_families import VOCAB, write_family
+from support.families import VOCAB, write_family
 
 pytest.importorskip("transformers")
 

@@ -14,8 +14,8 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import complete
 from headway.models.hub.folder import open_folder, pinned_source, weights_fingerprint
 from headway.text.reading.sources import find_sources
-from hub_server import HubServer
-from support_chat import chat_tokenizer
+from support.chat import chat_tokenizer
+from support.hub_server import HubServer
 
 constants = pytest.importorskip("huggingface_hub.constants")
 FILES = {"config.json": '{"model_type": "llama"}', "model.safetensors": "weights", "run.py": "code", "a.bin": "pickle"}

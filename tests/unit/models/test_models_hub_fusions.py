@@ -14,7 +14,7 @@ from headway.config import ModelConfig
 from headway.core.types import Fusion
 from headway.models.hub import fusions
 from headway.models.hub.transformers_model import TransformersModel
-from support_families import VOCAB, family_config
+from support.families import VOCAB, family_config
 
 transformers = pytest.importorskip("transformers")
 

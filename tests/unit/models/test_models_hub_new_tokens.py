@@ -14,9 +14,9 @@ from headway.core.errors import ConfigError
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, complete
 from headway.models.hub.new_tokens import extend_vocabulary, with_new_tokens
-from support import headway_in_copy
-from support_chat import chat_tokenizer
-from support_families import write_family
+from support.chat import chat_tokenizer
+from support.families import write_family
+from support.runs import headway_in_copy
 
 transformers = pytest.importorskip("transformers")
 

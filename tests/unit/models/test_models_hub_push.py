@@ -10,7 +10,7 @@ import pytest
 from headway.core.errors import CheckpointError, ConfigError
 from headway.models.hub.folder import open_folder
 from headway.models.hub.push import Upload, push
-from hub_server import STRANGER, WRITER, HubServer
+from support.hub_server import STRANGER, WRITER, HubServer
 
 constants = pytest.importorskip("huggingface_hub.constants")
 

@@ -18,9 +18,9 @@ import headway
 from headway.config import Config, resolve
 from headway.core.errors import ConfigError
 from headway.models.hub.quantized import NF4_LEVELS, Kind, QuantizedLinear, dequantize, quantize
-from support import config_values, state_hash, write_config, write_corpus
-from support import headway as command
-from support_families import CrashAt, write_family
+from support.families import CrashAt, write_family
+from support.runs import config_values, state_hash, write_config, write_corpus
+from support.runs import headway as command
 
 
 def test_levels_are_quantiles_of_the_normal_distribution() -> None:

@@ -17,7 +17,7 @@ from headway.models.build import build_any_model, build_pretrained, complete
 from headway.models.hub.new_tokens import extend_vocabulary
 from headway.models.hub.streaming import build_for_shards
 from headway.training.evaluation.inference import load_trained
-from support_families import VOCAB, write_family
+from support.families import VOCAB, write_family
 
 transformers = pytest.importorskip("transformers")
 

@@ -20,7 +20,7 @@ from headway.models.hub.streaming import FirstValue, _DrawnOnTheHost, build_for_
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.parallel.world import World
 from headway.training.setup.precision import autocast
-from support_families import VOCAB, write_family
+from support.families import VOCAB, write_family
 
 pytest.importorskip("transformers")
 SLOW = ("llama-3", "gemma-2", "gpt-2", "falcon-h1", "deepseek-v3", "qwen3-next")

@@ -20,7 +20,7 @@ from headway.models.decoder import Decoder
 from headway.models.huggingface.checkpoint import import_model
 from headway.models.huggingface.export import export_model
 from headway.models.huggingface.folder import MARKER, published
-from support import in_child
+from support.runs import in_child
 
 SHAPE = {"dim": 32, "layers": 1, "heads": 4, "ffn_dim": 64, "max_sequence_length": 32}
 

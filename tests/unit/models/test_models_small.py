@@ -14,7 +14,7 @@ from headway.core.errors import ConfigError
 from headway.models.hub.sizes import model_without_weights
 from headway.models.hub.small import small_instance
 from headway.training.setup.model_proofs import prove_class
-from support_families import write_family
+from support.families import write_family
 
 transformers = pytest.importorskip("transformers")
 

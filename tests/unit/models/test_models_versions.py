@@ -22,7 +22,7 @@ from headway.models.versions import (
 from headway.models.versions.records import BrokenRecord, files_fingerprint
 from headway.models.versions.registry import VARIABLE
 from headway.registry.aliases import next_change, put_change
-from support_registry import registry_with
+from support.registry import registry_with
 
 
 def _version(**changes: object) -> ModelVersion:

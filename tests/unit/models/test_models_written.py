@@ -18,7 +18,7 @@ from headway.models.huggingface import export as native_export
 from headway.models.huggingface.export import export_model
 from headway.models.huggingface.folder import published
 from headway.models.written import FolderProof, logits_as_stored, probe_logits
-from support_families import VOCAB, write_family
+from support.families import VOCAB, write_family
 
 transformers = pytest.importorskip("transformers")
 SHAPE: dict[str, Any] = {"dim": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "vocab_size": VOCAB}

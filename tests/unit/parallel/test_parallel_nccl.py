@@ -10,7 +10,7 @@ from headway.core.errors import ConfigError
 from headway.core.machine.system import Output
 from headway.parallel.interconnect import Interconnect, parse_topology, read_interconnect
 from headway.parallel.nccl import Profile, choose_profile
-from support_doctor import (
+from support.doctor import (
     CAPABILITY,
     CLOUD,
     CONTAINER,

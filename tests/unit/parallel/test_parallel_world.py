@@ -13,7 +13,7 @@ from headway.config import MeshShape
 from headway.core.errors import ConfigError, HeadwayError
 from headway.parallel import world
 from headway.parallel.world import World, _agree_on_name, open_world
-from support_gpu import needs_gpu
+from support.gpu import needs_gpu
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 

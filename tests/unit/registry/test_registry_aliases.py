@@ -20,7 +20,7 @@ from headway.registry.gate import (
 )
 from headway.registry.verify import verify_model
 from headway.registry.who import audit
-from support_registry import PROVEN, registry_with
+from support.registry import PROVEN, registry_with
 
 
 def _version(number: int = 1, **evidence: object) -> ModelVersion:

@@ -17,8 +17,8 @@ from headway.registry import mirrors
 from headway.registry.card import version_card
 from headway.registry.mirrors import check_target, hub_upload, send_to_mlflow
 from headway.registry.sources import ExportOptions, gathered
-from hub_server import WRITER, HubServer
-from support_registry import PROVEN, add, registry_with, write_model
+from support.hub_server import WRITER, HubServer
+from support.registry import PROVEN, add, registry_with, write_model
 
 constants = pytest.importorskip("huggingface_hub.constants")
 

@@ -15,8 +15,8 @@ from headway.core.errors import ConfigError, HeadwayError
 from headway.models.versions import local_folder, open_registry, resolve
 from headway.registry.files import files_to_register
 from headway.registry.verify import verify_model
-from object_storage import S3Server
-from support_registry import PROVEN, add, registry_with, write_model
+from support.object_storage import S3Server
+from support.registry import PROVEN, add, registry_with, write_model
 
 
 def test_versions_are_numbered_and_linked(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from headway.registry.files import files_to_register
 from headway.registry.publish import register
 from headway.registry.signing import signature_problem, signed
 from headway.registry.sources import Gathered
-from support_registry import registry_with, write_model
+from support.registry import registry_with, write_model
 
 try:
     import model_signing

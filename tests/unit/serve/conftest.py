@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support_serve import train_chat
+from support.serve import train_chat
 
 Make = Callable[[str, Callable[[Path], None]], Path]
 

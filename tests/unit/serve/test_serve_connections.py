@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 
 from headway.serve.server import Connection
-from waits import LONG
+from support.waits import LONG
 
 
 class Impatient(Connection):

@@ -12,7 +12,7 @@ import pytest
 from headway.serve.engine import Drawn, Ended, Engine, Event, Sampling, Sequence
 from headway.training.evaluation.generation import generate
 from headway.training.evaluation.inference import TrainedModel, load_trained
-from waits import LONG
+from support.waits import LONG
 
 Asked = tuple[list[int], Sampling]
 

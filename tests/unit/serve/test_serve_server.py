@@ -24,11 +24,11 @@ from headway.registry.aliases import next_change, put_change
 from headway.serve.cli.serve import serve
 from headway.serve.experiment.split import Split
 from headway.training.evaluation.inference import export_trained, load_trained
-from support import headway
-from support_chat import conversation
-from support_registry import add
-from support_serve import KEY, Server, serving
-from waits import LONG
+from support.chat import conversation
+from support.registry import add
+from support.runs import headway
+from support.serve import KEY, Server, serving
+from support.waits import LONG
 
 MODEL = "tiny"
 

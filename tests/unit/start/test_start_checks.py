@@ -25,9 +25,9 @@ from headway.run.session.attempt import RunOptions
 from headway.start.preparing import prepare_if_needed
 from headway.start.preview import preview
 from headway.telemetry.record import open_run
-from support import write_config, write_corpus
-from support_chat import chat_tokenizer, conversation, write_records
-from support_families import write_family
+from support.chat import chat_tokenizer, conversation, write_records
+from support.families import write_family
+from support.runs import write_config, write_corpus
 
 SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "max_sequence_length": 64}
 CODE = """

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support import store_contents
 
 from headway.config import Config, load_config
 from headway.core.errors import ConfigError, DataError
@@ -23,6 +22,7 @@ from headway.start.pools.slurm_array import SlurmPool
 from headway.text.preparing.clusters import find_pool
 from headway.text.preparing.prepare import prepare
 from headway.text.preparing.report import PrepareReport
+from support.runs import store_contents
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain", "falls", "on", "hills"]
 

@@ -20,8 +20,8 @@ import pytest
 from headway.core.errors import CheckpointError
 from headway.core.files import timeout_writer
 from headway.telemetry.metrics import MetricsLog, read_metrics
-from waits import LONG
-from work import count_calls
+from support.waits import LONG
+from support.work import count_calls
 
 
 def refuse(word: str) -> None:

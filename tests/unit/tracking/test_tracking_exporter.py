@@ -25,8 +25,8 @@ from headway.tracking.exporting import export
 from headway.tracking.http_server import TOKEN_VARIABLE, Address, check_exposure, parse_address
 from headway.tracking.metrics_server import MetricsServer
 from headway.tracking.runs_folder import RunsFolder
-from ports import free_ports
-from support_tracking import WrittenRun
+from support.ports import free_ports
+from support.tracking import WrittenRun
 
 TOKEN = "t0ken-of-this-test-alone"
 

@@ -33,7 +33,7 @@ from headway.tracking.history import StepSet, Tail
 from headway.tracking.mlflow_sink import MlflowSink
 from headway.tracking.sink import LostRun, Sink
 from headway.tracking.wandb_sink import OfflineWandbSink
-from support_followers import Crash, FakeMlflow, FakeMlflowError, Gate, MemorySink, append, record, steps, write_run
+from support.followers import Crash, FakeMlflow, FakeMlflowError, Gate, MemorySink, append, record, steps, write_run
 
 #: Two attempts: the second repeats steps 5 to 7, whose times differ, and an event comes at an earlier step than before.
 RESTARTED = [

@@ -22,7 +22,7 @@ from headway.tracking.live_run import NEWEST_BYTES, LiveRun
 from headway.tracking.live_table import row
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.pages import Pages
-from support_tracking import WrittenRun
+from support.tracking import WrittenRun
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from headway.cli.application import application
 from headway.tracking.live_run import Snapshot
 from headway.tracking.live_table import pause_seconds, row, sparkline, table
 from headway.tracking.runs_folder import RunsFolder
-from support_tracking import WrittenRun
+from support.tracking import WrittenRun
 
 NOW = 1_760_000_100.0
 

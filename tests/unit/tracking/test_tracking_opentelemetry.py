@@ -18,8 +18,8 @@ from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.tracking.sink import Refused
 from headway.tracking.sinks import check_trackers, resolve
-from support_followers import append, record, steps, write_run
-from support_otlp import Collector
+from support.followers import append, record, steps, write_run
+from support.otlp import Collector
 
 OVER = Waiting(lambda: True, sleep=lambda seconds: None, patience_seconds=0.0)
 

@@ -11,7 +11,7 @@ from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.tracking.history import History
 from headway.tracking.readings import LAG_SECONDS, Readings
-from support_followers import record, write_run
+from support.followers import record, write_run
 
 
 def write_readings(run: Path, machine: str, *readings: dict[str, Any], attempt: int = 1) -> None:

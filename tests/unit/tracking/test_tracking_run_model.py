@@ -18,7 +18,7 @@ from headway.tracking.follower import Follower, Waiting
 from headway.tracking.run_model import run_model
 from headway.tracking.sink import RunModel
 from headway.tracking.sinks import check_trackers, parse_trackers
-from support_followers import MemorySink, append, steps, write_run
+from support.followers import MemorySink, append, steps, write_run
 
 
 class TakesModels(MemorySink):

@@ -27,9 +27,9 @@ from headway.tracking.sink import Description, TrackedRun
 from headway.tracking.sinks import check_trackers, parse_trackers, resolve
 from headway.tracking.track_runs import track_runs
 from headway.tracking.wandb_sink import WandbSink
-from local_server import LocalServer
-from support import write_config
-from support_followers import FakeMlflow, append, record, steps, write_run
+from support.followers import FakeMlflow, append, record, steps, write_run
+from support.local_server import LocalServer
+from support.runs import write_config
 
 OVER = Waiting(lambda: True, sleep=lambda seconds: None, patience_seconds=0.0)
 

@@ -18,7 +18,7 @@ from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting, is_live
 from headway.tracking.sinks import parse_trackers, resolve
 from headway.tracking.sweep import sweep
-from support_followers import FakeMlflow, append, steps, write_run
+from support.followers import FakeMlflow, append, steps, write_run
 
 TRACKER = {"mlflow": {"uri": "http://127.0.0.1:9"}}
 

@@ -20,8 +20,8 @@ from headway.tracking.follow import follow
 from headway.tracking.follower import Waiting
 from headway.tracking.sink import Refused
 from headway.tracking.sinks import check_trackers, resolve
-from local_server import LocalServer
-from support_followers import append, record, steps, write_run
+from support.followers import append, record, steps, write_run
+from support.local_server import LocalServer
 
 OVER = Waiting(lambda: True, sleep=lambda seconds: None, patience_seconds=0.0)
 VARIABLES = ("TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_WRITE_TOKEN", "TRACKIO_DIR")

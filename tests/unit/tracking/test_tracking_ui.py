@@ -31,7 +31,7 @@ from headway.tracking.ui.curves import curve_of, smoothed, thinned
 from headway.tracking.ui.histories import Histories
 from headway.tracking.ui.pages import MOST_CURVES, BadQuery, NotFound, Pages
 from headway.tracking.ui.server import UiServer
-from support_tracking import WrittenRun
+from support.tracking import WrittenRun
 
 HOSTILE = '<img src=x onerror="alert(1)">\x1b[31m'
 TOKEN = "t0ken-of-this-test-alone"

@@ -18,7 +18,7 @@ from headway.text.inspect import describe_store, sample_text
 from headway.text.preparing.prepare import prepare
 from headway.training.evaluation import inference
 from headway.training.evaluation.inference import continue_text, evaluate_trained, load_trained
-from support import WORDS, write_config, write_corpus
+from support.runs import WORDS, write_config, write_corpus
 
 
 def given(folder: Path, template: bool) -> Path:

@@ -22,7 +22,7 @@ from headway.models.hub.compressed import Compression, is_quantized, linear_laye
 from headway.models.huggingface.export import export_model
 from headway.training.evaluation.compression import compress_trained
 from headway.training.evaluation.inference import continue_text, evaluate_trained, load_trained
-from support import headway_in_copy
+from support.runs import headway_in_copy
 
 transformers = pytest.importorskip("transformers")
 

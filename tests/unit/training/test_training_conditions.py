@@ -18,7 +18,7 @@ from headway.training.conditions.gpus import Gpus
 from headway.training.conditions.memory import Memory
 from headway.training.conditions.processors import Processors
 from headway.training.conditions.watch import ConditionWatch, conditions
-from support_doctor import gpu_xml, smi_xml
+from support.doctor import gpu_xml, smi_xml
 
 GIB = 2**30
 

@@ -26,10 +26,10 @@ from headway.config import Config
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.training.evaluation.conversation import Conversation, Sampling
 from headway.training.evaluation.inference import continue_text, export_trained, load_trained
-from support import config_values
-from support import headway as command
-from support_chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
-from support_families import write_family
+from support.chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
+from support.families import write_family
+from support.runs import config_values
+from support.runs import headway as command
 
 transformers = pytest.importorskip("transformers")
 GREEDY = Sampling(max_new_tokens=8, temperature=0, top_p=1, seed=0)

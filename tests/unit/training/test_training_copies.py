@@ -10,7 +10,7 @@ import torch
 
 from headway.training.recording import copies
 from headway.training.recording.copies import CopyMeter
-from support_gpu import needs_gpu
+from support.gpu import needs_gpu
 
 Pair = namedtuple("Pair", "ids mask")
 CUDA = torch.device("cuda", 0)

@@ -12,7 +12,7 @@ from headway.training.optimizer import build_optimizer, optimizer_tensors
 from headway.training.setup.precision import autocast, convert_to_fp8
 from headway.training.setup.trial import largest_that_fits, memory_limit_bytes
 from headway.training.state import TrainState, parameter_names
-from support_gpu import NEEDS_GPU, NEEDS_REAL_GPU
+from support.gpu import NEEDS_GPU, NEEDS_REAL_GPU
 
 pytestmark = NEEDS_GPU
 

@@ -38,8 +38,8 @@ from headway.run.session.completed import completed
 from headway.training.custom_loss import Distillation, checked, cross_entropy, divergence_from, load_teacher
 from headway.training.job import Callback, Job
 from headway.training.task import language_model_logits, own_code
-from support import state_hash
-from waits import LONG
+from support.runs import state_hash
+from support.waits import LONG
 
 PLAIN = """
 from torch.nn import functional as F

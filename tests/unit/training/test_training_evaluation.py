@@ -29,8 +29,8 @@ from headway.training.evaluation import evaluate as evaluate_module
 from headway.training.evaluation.evaluate import Evaluation, evaluate
 from headway.training.evaluation.inference import evaluate_trained, load_trained
 from headway.training.task import Objective
-from support import config_values, state_hash, write_corpus
-from waits import LONG
+from support.runs import config_values, state_hash, write_corpus
+from support.waits import LONG
 
 OBJECTIVE = Objective(lambda model, batch: model(batch["x"]).sum(), lambda batch: len(batch["x"]))
 

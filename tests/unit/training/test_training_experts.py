@@ -19,7 +19,7 @@ from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState, model_tensors
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
-from states import parts
+from support.states import parts
 
 MODEL = {
     "dim": 24,

@@ -35,7 +35,7 @@ from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training import loop, saves
 from headway.training.evaluation.in_loop import was_evaluated
 from headway.training.step import TrainStep
-from states import make_state, save
+from support.states import make_state, save
 
 
 def test_a_state_that_is_held_counts_as_a_checkpoint(

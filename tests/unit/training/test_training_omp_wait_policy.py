@@ -19,7 +19,7 @@ from headway.run.session import records
 from headway.telemetry.metrics import read_metrics
 from headway.training import omp_wait_policy
 from headway.training.omp_wait_policy import WaitingThreads
-from support import state_hash
+from support.runs import state_hash
 
 pytestmark = pytest.mark.skipif(find_libgomp() is None, reason="this PyTorch uses another OpenMP library than libgomp")
 

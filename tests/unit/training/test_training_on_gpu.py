@@ -20,8 +20,8 @@ from headway.training.setup.precision import apply_precision, begin_scaling
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
-from states import parts
-from support_gpu import NEEDS_GPU
+from support.gpu import NEEDS_GPU
+from support.states import parts
 
 pytestmark = NEEDS_GPU
 

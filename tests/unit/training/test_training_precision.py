@@ -37,7 +37,7 @@ from headway.training.setup.precision import (
 from headway.training.state import Cursor, TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import Objective, Task
-from states import parts
+from support.states import parts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 WORLD = World(0, 1, 0, CPU)

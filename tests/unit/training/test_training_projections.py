@@ -18,7 +18,7 @@ from headway.models.decoder import Decoder
 from headway.training.optimizer import build_optimizer
 from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.muon import ProjectionMuon
-from support_projections import apart, distance, exact
+from support.projections import apart, distance, exact
 
 CPU = torch.device("cpu")
 RATE, DECAY = 0.02, 0.1

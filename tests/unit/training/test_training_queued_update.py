@@ -25,7 +25,7 @@ from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState
 from headway.training.step import StepResult, TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
-from states import parts
+from support.states import parts
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 SHAPE = {"dim": 32, "layers": 2, "heads": 2, "kv_heads": 1, "ffn_dim": 64}

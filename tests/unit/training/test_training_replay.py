@@ -20,7 +20,7 @@ from headway.training.setup.trial import LiveBytes
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
-from states import parts
+from support.states import parts
 
 CPU = torch.device("cpu")
 WORLD = World(0, 1, 0, CPU)

@@ -30,7 +30,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import Objective, Task
-from states import parts
+from support.states import parts
 
 OWN = "own_moments:SPEC"
 OPTIMIZERS = ["adamw", "muon", "lion", "adafactor", *(["adamw8bit"] if find_spec("torchao") else []), OWN]

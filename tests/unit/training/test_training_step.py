@@ -30,7 +30,7 @@ from headway.training.setup.precision import begin_scaling
 from headway.training.state import Cursor, TrainState, model_tensors, parameter_names
 from headway.training.step import TrainStep, _rng_coordinates, exact_sum
 from headway.training.task import Objective, Task, to_device
-from states import parts
+from support.states import parts
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 

@@ -18,7 +18,7 @@ from headway.training.optimizer import build_optimizer, materialize
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
-from states import parts
+from support.states import parts
 
 META = torch.device("meta")
 

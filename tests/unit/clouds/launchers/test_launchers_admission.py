@@ -10,8 +10,8 @@ from headway.clouds.launchers.api_server import read_amount
 from headway.clouds.launchers.job import smoke_job
 from headway.clouds.launchers.kubernetes import LAUNCHER, PREPARE, SUPPORT, KubernetesLauncher
 from headway.clouds.launchers.launcher import find_launcher
-from pod_security import refusals
-from support_launchers import documents, job
+from support.launchers import documents, job
+from support.pod_security import refusals
 
 TARGETS = ("kubernetes", "jobset", "trainjob", "pytorchjob", "rayjob")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import headway_in_copy
+from support.runs import headway_in_copy
 
 ROOT = Path(__file__).parents[4]
 DEPLOY = ROOT / "examples" / "deploy"

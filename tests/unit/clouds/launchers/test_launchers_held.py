@@ -29,9 +29,9 @@ from headway.config import load_config
 from headway.config.units import Interval
 from headway.core.errors import ConfigError
 from headway.cost.price_book import save_offers
-from support import headway_in_copy
-from support_followers import write_run
-from support_places import EAST, WEST, offer
+from support.followers import write_run
+from support.places import EAST, WEST, offer
+from support.runs import headway_in_copy
 
 POLICY = SpotPolicy(2.5, 2.0, min_run_seconds=0.0, min_pause_seconds=0.0)
 #: A launch as a process: it submits a job to the cluster, waits for its end, and ends as the job does.

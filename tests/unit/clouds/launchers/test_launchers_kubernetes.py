@@ -14,7 +14,7 @@ from headway.clouds.launchers.job import smoke_job
 from headway.clouds.launchers.kubernetes import LAUNCHER, SUPPORT, TRAIN
 from headway.clouds.launchers.launcher import LAUNCHERS, find_launcher
 from headway.core.errors import ConfigError
-from support_launchers import Programs, documents, job
+from support.launchers import Programs, documents, job
 
 TARGETS = ("kubernetes", "jobset", "trainjob", "pytorchjob", "rayjob")
 ENVELOPES = TARGETS[1:]

@@ -25,8 +25,8 @@ from headway.core.coordination.preemption_board import Board
 from headway.core.errors import Cancelled, ConfigError
 from headway.run.directory.cancel import check_not_cancelled
 from headway.run.directory.run_directory import RunDirectory
-from support import headway_in_copy
-from support_launchers import Programs, job
+from support.launchers import Programs, job
+from support.runs import headway_in_copy
 
 Launch = Callable[..., tuple[int, str]]
 

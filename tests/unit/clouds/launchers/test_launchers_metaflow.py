@@ -23,8 +23,8 @@ from headway.config import dump_config
 from headway.core.errors import ConfigError
 from headway.core.process.table import process_state
 from headway.core.process.waiting import wait_until
-from support_launchers import Programs, job
-from waits import LONG
+from support.launchers import Programs, job
+from support.waits import LONG
 
 LAUNCHER = find_launcher("metaflow")
 ARGO = ("launch.metaflow={where: argo, datastore: s3}", "launch.kubernetes.memory=64Gi", "launch.kubernetes.cpus=8")

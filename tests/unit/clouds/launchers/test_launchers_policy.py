@@ -28,10 +28,10 @@ from headway.config import Config, RemoteConfig, TrainConfig, load_config
 from headway.core.errors import ConfigError
 from headway.core.storage import client
 from headway.run.directory.run_directory import RunDirectory
-from object_storage import InProcess, S3Server
-from parts_table import program
-from states import make_state
-from support_launchers import COMPLETE, job
+from support.launchers import COMPLETE, job
+from support.object_storage import InProcess, S3Server
+from support.parts_table import program
+from support.states import make_state
 
 #: What the API reference of S3 says each operation needs.
 RIGHTS = {

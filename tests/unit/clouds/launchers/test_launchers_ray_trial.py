@@ -17,7 +17,7 @@ from headway.clouds.launchers.ray_trial import RunTrial, TrialSettings
 from headway.config import dump_config, load_config, load_resolved
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.run.directory.ledger_proof import prove
-from support import state_hash
+from support.runs import state_hash
 
 RATE = "optimizer.learning_rate"
 

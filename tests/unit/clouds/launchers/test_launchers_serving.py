@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from headway.cli.application import application
 from headway.clouds.launchers.serving import SERVE, SUPPORT
-from pod_security import refusals
+from support.pod_security import refusals
 
 GOOD = ["my-model@prod", "--registry", "s3://bucket/registry", "launch.image=r/serve:1"]
 

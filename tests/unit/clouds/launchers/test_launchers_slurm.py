@@ -12,7 +12,7 @@ from headway.clouds.launchers.launcher import Handle
 from headway.clouds.launchers.slurm import CANCELLED, CODE, CONFIG, LAUNCHER, PREPARE, SCRIPT
 from headway.core.errors import ConfigError
 from headway.start.pools.slurm_array import SlurmPool
-from support_launchers import Programs, job
+from support.launchers import Programs, job
 
 SLURM = (
     "launch.slurm={account: lab, partition: gpu, qos: long, time: '24:00:00', setup: [module load cuda],"

@@ -21,8 +21,8 @@ from headway.clouds.launchers.launcher import find_launcher
 from headway.clouds.launchers.ray_job import runtime_environment
 from headway.clouds.launchers.wheel import WHEEL, build_wheel
 from headway.core.errors import ConfigError
-from support_launchers import job
-from waits import LONG
+from support.launchers import job
+from support.waits import LONG
 
 REMOTE = ("checkpoint.remote.url=s3://bucket/runs", "data.remote=gs://bucket/store")
 #: Builds the wheel of the Headway that runs it.

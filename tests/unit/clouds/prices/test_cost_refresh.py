@@ -21,8 +21,8 @@ from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError
 from headway.cost.offers import Offer
 from headway.cost.price_book import known_offers, save_offers
-from local_server import LocalServer
-from support_places import EAST, WEST, offer
+from support.local_server import LocalServer
+from support.places import EAST, WEST, offer
 
 NOW = datetime.now(UTC)
 

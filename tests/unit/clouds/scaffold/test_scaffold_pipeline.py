@@ -18,7 +18,7 @@ import yaml
 from headway.clouds.scaffold.answers import PARTS, Answers
 from headway.clouds.scaffold.rendering import render
 from headway.clouds.supply.pins import check_pinned, references
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 ROOT = Path(__file__).parents[4]
 #: What no target does: only GitHub can, or it belongs to the runner.

@@ -8,7 +8,7 @@ import pytest
 
 from headway.clouds.spot.places import Moving, Place, choose_place, parse_place
 from headway.core.errors import ConfigError
-from support_places import EAST, WEST
+from support.places import EAST, WEST
 
 HERE, THERE = Place(EAST, traffic_usd_per_gib=0.0), Place(WEST, traffic_usd_per_gib=0.02)
 #: Leaving takes 6 minutes, arriving 12; the state of 100 GiB is uploaded once an hour.

@@ -14,7 +14,7 @@ from headway.clouds.spot.policy import SpotDecider, SpotPolicy
 from headway.clouds.spot.simulate import Outcome, Work, simulate
 from headway.clouds.spot.traces import Trace, read_trace
 from headway.core.errors import ConfigError
-from support import headway_in_copy
+from support.runs import headway_in_copy
 
 POLICY = SpotPolicy(2.5, 2.0, 1.2, min_run_seconds=600.0, min_pause_seconds=300.0)
 

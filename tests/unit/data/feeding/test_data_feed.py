@@ -21,8 +21,8 @@ from headway.data.feeding.plan import PlainPlan
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.text.preparing.prepare import prepare
-from support_feeds import plain_feed
-from work import count_lines
+from support.feeds import plain_feed
+from support.work import count_lines
 
 GRID: dict[str, Any] = {"lanes": 4, "micro_batches": 2, "micro_batch": 3}
 DATASET: dict[str, Any] = {"lanes": 4, "micro_batch": 3}

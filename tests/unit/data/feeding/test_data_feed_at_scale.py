@@ -14,7 +14,7 @@ from headway.config import Config, LaneGrid, resolve
 from headway.data import store as store_module
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
-from work import count_calls, count_lines
+from support.work import count_calls, count_lines
 
 SHARDS, EACH, STEPS = 10_000, 100_000_000, 100_000_000
 GRID = LaneGrid(lanes=1, micro_batches=1, micro_batch=8)

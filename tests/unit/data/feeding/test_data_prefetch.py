@@ -15,7 +15,7 @@ import torch
 from headway.core.process.waiting import wait_until
 from headway.data.feeding import prefetch
 from headway.data.feeding.prefetch import Prefetcher
-from waits import LONG
+from support.waits import LONG
 
 
 class Counting:

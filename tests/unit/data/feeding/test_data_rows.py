@@ -28,7 +28,7 @@ from headway.data.feeding import packing_plans
 from headway.data.feeding.rows import RowBlock, join_blocks, micro_batch_of, open_rows, packing_notice, padding_warning
 from headway.data.store import TokenStore
 from headway.models.layers.attention import PackedDocuments
-from waits import LONG
+from support.waits import LONG
 
 END = 0
 PACKINGS = ("concat", "best_fit", "pad")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.core.errors import ConfigError
 from headway.data.feeding.plan import PlainPlan
 from headway.run.directory.row_count import count_by_looking, count_by_plan
-from support_segments import CHANGES, Run, changed_run, config_of, pieces
+from support.segments import CHANGES, Run, changed_run, config_of, pieces
 
 
 def test_a_changed_batch_goes_on_in_the_same_sequence() -> None:

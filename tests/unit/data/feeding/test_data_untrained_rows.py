@@ -23,8 +23,8 @@ from headway.data.store import TokenStore
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.metrics import WITHOUT_TARGET, read_metrics
 from headway.text.preparing.prepare import prepare
-from support import headway, manifest
-from support_chat import WORDS, chat_tokenizer, write_records
+from support.chat import WORDS, chat_tokenizer, write_records
+from support.runs import headway, manifest
 
 pytest.importorskip("transformers")
 

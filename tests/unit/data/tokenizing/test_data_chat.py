@@ -27,8 +27,8 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.preparing import records
 from headway.text.preparing.prepare import prepare
 from headway.text.reading import sources as source_module
-from support import store_contents
-from support_chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
+from support.chat import CHATML, MARKED, chat_tokenizer, conversation, write_records
+from support.runs import store_contents
 
 transformers = pytest.importorskip("transformers")
 # As templates of models that think: earlier answers lose what the last one has.

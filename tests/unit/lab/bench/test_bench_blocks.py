@@ -14,8 +14,8 @@ from headway.core.errors import DataError
 from headway.lab.bench.blocks import MARKER, block, find_blocks
 from headway.lab.bench.collect import collect
 from headway.lab.bench.results import CellResult, Status, merge_results, read_results, write_result
-from support import refuse_to_open
-from support_bench import result
+from support.bench import result
+from support.runs import refuse_to_open
 
 VALUE = {"text": 'a|b  \\ "quoted" é\n', "numbers": list(range(2000))}
 

@@ -14,9 +14,9 @@ from headway.core.errors import ConfigError
 from headway.lab.bench.runner import open_matrix, parse_part
 from headway.lab.bench.suite import load_suite
 from headway.start.bench_job import bench_job
-from support import headway_in_copy
-from support_launchers import Programs, documents
-from support_launchers import job as job_of_a_training
+from support.launchers import Programs, documents
+from support.launchers import job as job_of_a_training
+from support.runs import headway_in_copy
 
 CPU = ("train.device=cpu", "repeats=2", "exclude=[{strategy: ddp, workers: 2, reason: known}]")
 WHERE = ("launch.slurm.partition=gpu", "launch.image=registry/headway:1", "config.runs=/runs")

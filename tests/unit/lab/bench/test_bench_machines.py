@@ -28,8 +28,8 @@ from headway.lab.bench.runner import open_matrix, run_matrix
 from headway.lab.bench.suite import Cell, load_suite
 from headway.run.supervisor.machines.interfaces import interface_of
 from headway.start.bench_job import bench_job
-from ports import free_ports
-from support_bench import result
+from support.bench import result
+from support.ports import free_ports
 
 CPU = ("train.device=cpu", "strategy=ddp")
 

@@ -21,7 +21,7 @@ from headway.lab.bench.energy import open_counter, open_gpu_utilization
 from headway.lab.bench.intervals import intersection, length, union, without
 from headway.lab.bench.meter import Meter, communication_shares, host_to_device
 from headway.lab.bench.synthetic import SyntheticFeed
-from waits import LONG
+from support.waits import LONG
 
 
 def event(name: str, start: float, end: float, *, is_async: bool = False, device: str = "CPU") -> Any:

@@ -21,7 +21,7 @@ from headway.lab.bench.results import write_result
 from headway.lab.bench.statistics import difference, mean_of, t95
 from headway.lab.bench.suite import STRATEGIES, load_suite
 from headway.lab.bench.wording import sentence
-from support_bench import MIB, result
+from support.bench import MIB, result
 
 # Means 100 and 82; s² = 1 and 1, n = 3: t = 18 / sqrt(2/3) = 22.0, and t(4 degrees) = 2.776.
 DDP = result("ddp", 2, [99.0, 100.0, 101.0], memory_mib=100.0)

@@ -22,7 +22,7 @@ from headway.lab.bench.report import load_report, render_markdown, write_report
 from headway.lab.bench.results import CellResult, model_place, parse_result, write_result
 from headway.lab.bench.statistics import difference
 from headway.lab.bench.wording import failure_in_words
-from support_bench import result
+from support.bench import result
 
 DDP = result("ddp", 2, [99.0, 100.0, 101.0])
 SHARES = {"steps": 2, "total_share": 0.5, "overlapped_share": 0.2}

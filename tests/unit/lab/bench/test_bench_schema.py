@@ -11,7 +11,7 @@ import pytest
 
 from headway.core.errors import DataError
 from headway.lab.bench.results import CellResult, parse_result, schema, write_result
-from support_bench import result
+from support.bench import result
 
 COMMUNICATION = {"steps": 2, "total_share": 0.5, "exposed_share": 0.3, "overlapped_share": 0.2}
 ENERGY = {"joules": 500.0, "source": "a meter"}

@@ -7,7 +7,7 @@ import pytest
 from headway.lab.bench.analysis import efficiency
 from headway.lab.bench.findings import findings
 from headway.lab.bench.results import CellResult
-from support_bench import result
+from support.bench import result
 
 
 def strong(workers: int, speeds: list[float], cores: int = 8) -> CellResult:

@@ -23,9 +23,9 @@ from headway.lab.bench.suite import Suite, load_suite
 from headway.lab.bench.worker import Spec
 from headway.run.supervisor.machines.lead_connection import LeadConnection
 from headway.run.supervisor.machines.machine_role import MachineRole
-from ports import free_ports
-from support_bench import result
-from waits import LONG
+from support.bench import result
+from support.ports import free_ports
+from support.waits import LONG
 
 ENVIRONMENT = {"HEADWAY_FAULTS": "", "HEADWAY_RESTARTS": "0", "PYTHONUNBUFFERED": "1"}
 

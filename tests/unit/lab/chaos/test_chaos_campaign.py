@@ -43,7 +43,7 @@ from headway.lab.chaos.campaign import (
 from headway.lab.chaos.report import CampaignResult, render, run_campaign
 from headway.lab.chaos.trial import End, Runs, TrialResult
 from headway.run.directory.ledger import Rollback
-from states import equal, make_state, save
+from support.states import equal, make_state, save
 
 STAGE_OF_ALL = Stage(0, 40, {1: 4, 2: 2, 4: 1})
 SHAPE = Shape([STAGE_OF_ALL], save_every=5, evaluate_every=6, worker_counts=(1, 2, 4))

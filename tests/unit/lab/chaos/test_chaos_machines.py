@@ -25,7 +25,7 @@ from headway.lab.chaos.machine_trial import MachineRuns
 from headway.lab.chaos.machines import Cut, Machine, can_make_namespaces, standing_machines
 from headway.lab.chaos.report import CampaignResult, render, run_campaign
 from headway.lab.chaos.trial import TrialResult
-from waits import LONG
+from support.waits import LONG
 
 
 def plan(seed: int, can_cut: bool = True, count: int = 19) -> list[MachineTrial]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support import config_values, headway, write_corpus
+from support.runs import config_values, headway, write_corpus
 
 
 @pytest.fixture(scope="session")

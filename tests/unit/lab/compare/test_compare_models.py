@@ -23,7 +23,7 @@ from headway.lab.compare.evidence import ItemResults, Margin, item_differences
 from headway.lab.compare.page import markdown, write_page
 from headway.training.evaluation.document_losses import Document, document_losses
 from headway.training.evaluation.inference import load_trained
-from support import headway_in_copy
+from support.runs import headway_in_copy
 
 
 @pytest.fixture(autouse=True)

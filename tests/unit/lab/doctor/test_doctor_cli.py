@@ -17,8 +17,8 @@ from headway.core.errors import ConfigError
 from headway.core.machine.system import Output, Space
 from headway.lab.doctor import examine
 from headway.lab.doctor.storage import _write_test
-from support import headway
-from support_doctor import CLOUD, GIB, H100, LAPTOP, QUERY, Recorded
+from support.doctor import CLOUD, GIB, H100, LAPTOP, QUERY, Recorded
+from support.runs import headway
 
 
 def on(machine: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:

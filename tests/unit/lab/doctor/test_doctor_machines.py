@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.lab.doctor.findings import Finding, worst
-from support_doctor import CLOUD, CONTAINER, H100, LAPTOP, MACHINES, Recorded
+from support.doctor import CLOUD, CONTAINER, H100, LAPTOP, MACHINES, Recorded
 
 
 def text_of(findings: list[Finding]) -> str:

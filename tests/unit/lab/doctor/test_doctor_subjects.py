@@ -14,7 +14,7 @@ from headway.lab.doctor import storage
 from headway.lab.doctor.findings import Finding
 from headway.lab.doctor.processor import examine_processor
 from headway.lab.doctor.software import TorchFacts
-from support_doctor import (
+from support.doctor import (
     CLOUD,
     CONTAINER,
     CPU_TORCH,

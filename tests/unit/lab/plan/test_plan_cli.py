@@ -15,8 +15,8 @@ from headway.core.errors import ConfigError
 from headway.cost.offers import Offer
 from headway.cost.price_book import save_offers
 from headway.lab.cli import plan as verb
-from support import headway, write_config
-from waits import LONG
+from support.runs import headway, write_config
+from support.waits import LONG
 
 
 def run(*arguments: str | Path) -> Any:

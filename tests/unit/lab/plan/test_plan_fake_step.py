@@ -29,7 +29,7 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
-from states import parts
+from support.states import parts
 
 LENGTH = 4096
 VOCABULARY = 128_256

@@ -15,7 +15,7 @@ from headway.cost.price_book import save_offers
 from headway.cost.pricing import Price
 from headway.lab.plan.accelerators import parse_machines
 from headway.lab.plan.offers import forecasts, measured_goodput
-from support import headway_in_copy, write_config
+from support.runs import headway_in_copy, write_config
 
 
 @pytest.fixture(autouse=True)

@@ -30,8 +30,8 @@ from headway.training.optimizer import build_optimizer
 from headway.training.state import TrainState
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
-from states import parts
-from support_families import write_family
+from support.families import write_family
+from support.states import parts
 
 pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[4]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from waits import LONG
+from support.waits import LONG
 
 BENCHMARK = Path(__file__).parents[4] / "benchmarks" / "plan" / "published.py"
 

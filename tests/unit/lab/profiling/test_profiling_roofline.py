@@ -25,7 +25,7 @@ from headway.lab.profiling.record import Ceilings, Memory, Product, Profile, Ste
 from headway.lab.profiling.roofline import Analysis, analyse
 from headway.lab.profiling.tables import part_rows, profiler_text, spread_text, warnings
 from headway.lab.profiling.tracing import clipped, running_total, thinned
-from support import config_values
+from support.runs import config_values
 
 WORK = Work(forward_flops=2e9, backward_flops=4e9, update_flops=0.0, update_bytes=4e8, norm_bytes=1e8)
 CEILINGS = Ceilings(

@@ -15,8 +15,8 @@ from headway.lab.tune.checks import check_study
 from headway.lab.tune.settings import StudySettings
 from headway.lab.tune.study import Study, new_study, open_study
 from headway.lab.tune.trial_run import HistoryReader
-from support import skip_without, write_config, write_corpus
-from support_tune import write_study
+from support.runs import skip_without, write_config, write_corpus
+from support.tune import write_study
 
 skip_without("optuna")
 

@@ -16,7 +16,7 @@ from headway.lab.tune.scheduler import OptunaScheduler, verdict_of
 from headway.lab.tune.settings import StudySettings
 from headway.lab.tune.study import Study
 from headway.lab.tune.tuner import due
-from support import skip_without
+from support.runs import skip_without
 
 skip_without("optuna")
 

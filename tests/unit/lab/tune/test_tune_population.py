@@ -20,7 +20,7 @@ from headway.lab.tune.scheduler import BEGINS, verdict_of
 from headway.lab.tune.settings import StoppingSettings, StudySettings
 from headway.lab.tune.space import parse_space
 from headway.lab.tune.study import Study
-from support import skip_without
+from support.runs import skip_without
 
 skip_without("optuna")
 

@@ -18,8 +18,8 @@ from headway.models.build import build_model
 from headway.models.huggingface.checkpoint import INDEX
 from headway.models.huggingface.config import to_huggingface
 from headway.models.huggingface.weights import to_huggingface_tensors
-from support_families import VOCAB, write_family
-from support_gpu import needs_gpu
+from support.families import VOCAB, write_family
+from support.gpu import needs_gpu
 
 SCRIPT = Path(__file__).parents[3] / "distributed" / "streaming_peak.py"
 

@@ -19,7 +19,7 @@ from headway.run.directory.account import account_of, fleet_account, measured_sa
 from headway.run.directory.run_directory import Attempt, RunDirectory
 from headway.run.session.spending import meter_of
 from headway.telemetry.record import Run, stored_bytes
-from support import headway_in_copy
+from support.runs import headway_in_copy
 
 HOUR = 3600.0
 

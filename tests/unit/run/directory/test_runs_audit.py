@@ -22,7 +22,7 @@ from headway.core.audit import AUDIT_FILE, AuditLog
 from headway.core.errors import CheckpointError
 from headway.run.directory.audit import check_audit, move_log, record
 from headway.run.directory.run_directory import RunDirectory
-from support import headway, write_config, write_corpus
+from support.runs import headway, write_config, write_corpus
 
 #: Verbs that take a run and leave it as it is.
 READ = {

@@ -1,6 +1,6 @@
 """The books of a run that is changed, killed and rolled back, held against a recount of the tokens that its steps used.
 
-No processes and no model: `support_untrained.Untrained` does everything else that an attempt does.
+No processes and no model: `support.untrained.Untrained` does everything else that an attempt does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import support_untrained
 from headway.config import Config, load_resolved
 from headway.core.errors import ConfigError, DataError
 from headway.run.directory import ledger_proof
 from headway.run.session import attempt, changes
-from support_made_of import MADE_OF
-from support_untrained import LONGEST, Untrained
+from support import untrained
+from support.made_of import MADE_OF
+from support.untrained import LONGEST, Untrained
 
 CHANGE = st.fixed_dictionaries(
     {
@@ -108,7 +108,7 @@ def check_runs(tokens: dict[str, int], attempts: list[dict[str, Any]], made_of: 
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        for module in (attempt, changes, ledger_proof, support_untrained):
+        for module in (attempt, changes, ledger_proof, untrained):
             stack.enter_context(patch.object(module, "load_resolved", load))
         try:
             go_through(Path(folder), tokens, attempts, made_of)

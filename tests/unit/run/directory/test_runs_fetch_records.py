@@ -25,7 +25,7 @@ from headway.core.files.hashes import fingerprint
 from headway.run.directory.fetch_records import fetch_records
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
-from states import make_state
+from support.states import make_state
 
 ID = "0123456789abcdef" * 2
 DATA = "d" * 64

@@ -16,7 +16,7 @@ from headway.core.files import atomic as files
 from headway.run.directory.ledger import Ledger, UnwritableLedger
 from headway.run.directory.ledger_callback import LedgerKeeper
 from headway.training.health.decisions import Decision
-from states import make_state, save
+from support.states import make_state, save
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from headway.core.files.atomic import append_json_line
 from headway.core.process import faults
 from headway.run.directory import ledger
 from headway.run.directory.ledger_proof import prove
-from support import state_hash
+from support.runs import state_hash
 
 
 class Numbers:

@@ -22,8 +22,8 @@ from headway.config import Config, RemoteConfig, TrainConfig, dump_config
 from headway.core.errors import CheckpointError, ConfigError
 from headway.run.directory.reseal import reseal
 from headway.run.directory.run_directory import RunDirectory
-from states import equal, make_state, names
-from support import in_child
+from support.runs import in_child
+from support.states import equal, make_state, names
 
 pytest.importorskip("cryptography")
 

@@ -32,7 +32,7 @@ from headway.run.directory.run_directory import RunDirectory, what_to_do
 from headway.telemetry.record import open_run
 from headway.telemetry.runs import list_runs
 from headway.telemetry.summary import summarize
-from states import make_state, names, save
+from support.states import make_state, names, save
 
 app = typer.Typer()
 verb.register(app)

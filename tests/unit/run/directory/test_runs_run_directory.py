@@ -26,8 +26,8 @@ from headway.run.directory.ownership import OwnerLock, wait_for_dead_machine, wa
 from headway.run.directory.run_directory import Attempt, RunDirectory, command_line, what_to_do
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training.recording.recorders import Recorder
-from states import names, save
-from support import refuse_to_open
+from support.runs import refuse_to_open
+from support.states import names, save
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from headway.core.process.waiting import wait_until
 from headway.cost.spending import CostBudget, RunCost, SpendMeter
 from headway.run.notices.budget import BudgetGuard
 from headway.telemetry.metrics import read_metrics
-from waits import LONG
+from support.waits import LONG
 
 
 class Clock:

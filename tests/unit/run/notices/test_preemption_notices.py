@@ -26,8 +26,8 @@ from headway.run.notices.gcp import Gcp
 from headway.run.notices.metadata import Unavailable
 from headway.run.notices.slurm import Slurm
 from headway.training.stop import NoticeReader, StopSignals, sender, too_short
-from support_notices import Cloud, metadata_service, utc
-from waits import LONG
+from support.notices import Cloud, metadata_service, utc
+from support.waits import LONG
 
 
 @pytest.fixture

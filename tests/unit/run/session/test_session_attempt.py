@@ -30,7 +30,7 @@ from headway.run.session.start import _check_same_run
 from headway.run.supervisor import supervisor
 from headway.telemetry.record import open_run
 from headway.training.stop import StopSignals
-from states import save
+from support.states import save
 
 
 def test_a_signal_while_an_attempt_begins_is_its_end(

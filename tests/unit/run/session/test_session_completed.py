@@ -27,7 +27,7 @@ from headway.run.session.attempt import RunOptions
 from headway.run.session.completed import completed, why_prepare
 from headway.start.preparing import prepare_if_needed
 from headway.text.preparing.prepare import prepare
-from support import write_config
+from support.runs import write_config
 
 SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 64, "max_sequence_length": 64}
 

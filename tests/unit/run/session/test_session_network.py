@@ -16,7 +16,7 @@ from headway.core.machine.system import Output
 from headway.parallel.nccl import PROFILES, Profile
 from headway.run.session import join, network
 from headway.run.session.network import apply_nccl_profile, assert_same_profile
-from support_doctor import CAPABILITY, CLOUD
+from support.doctor import CAPABILITY, CLOUD
 
 
 @pytest.fixture

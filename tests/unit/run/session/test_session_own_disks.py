@@ -15,7 +15,7 @@ from headway.checkpoint.store import CheckpointStore
 from headway.core.errors import CheckpointError, DataError
 from headway.parallel.world import World
 from headway.run.session.own_disks import CheckpointAccess, check_same_code, check_same_data
-from states import equal, make_state
+from support.states import equal, make_state
 
 
 class Others(World):

@@ -16,7 +16,7 @@ from headway.core.errors import Preempted
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor import supervisor
 from headway.run.supervisor.attempt_client import has_data
-from waits import LONG
+from support.waits import LONG
 
 
 def loaded(*settings: str) -> list[str]:

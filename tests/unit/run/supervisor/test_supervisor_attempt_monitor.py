@@ -38,7 +38,7 @@ from headway.run.supervisor.messages import AttemptMessage, Done
 from headway.run.supervisor.restart_policy import AttemptOutcome, RestartPolicy
 from headway.run.supervisor.watchdog import Finding
 from headway.run.supervisor.worker_pool import WorkerPool
-from waits import LONG
+from support.waits import LONG
 
 
 def monitor_of(config: Config, *signals: int, **around: Any) -> AttemptMonitor:

@@ -13,7 +13,7 @@ from headway.config import load_config
 from headway.core.errors import DataError, HeadwayError, Preempted
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor.commands import failed, place, running
-from waits import LONG
+from support.waits import LONG
 
 
 @pytest.mark.parametrize("name", ["2026", "out #2", "null", "a: b", 'the "last" one', "läuft 🚆", "[1]"])

@@ -18,7 +18,7 @@ from headway.core.process.waiting import wait_until
 from headway.run.supervisor import local_workers
 from headway.run.supervisor.local_workers import WorkersFailed, start_workers
 from headway.run.supervisor.worker import SPARE_VARIABLE
-from waits import LONG
+from support.waits import LONG
 
 #: What the workers of these tests do: leave their environment and number, then what the test orders.
 _MODULE = """

@@ -22,7 +22,7 @@ from headway.run.supervisor.machines.ending import ANY_TIME, is_finished_in_tier
 from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.messages import RunEnd
 from headway.run.supervisor.machines.node import _Node
-from support import headway
+from support.runs import headway
 
 COMPUTES = {"seed": 3}
 IDENTITY = fingerprint(COMPUTES)

@@ -33,7 +33,7 @@ from headway.run.supervisor.machines.messages import (
     WorkerReadings,
     WorkersEnded,
 )
-from ports import free_ports
+from support.ports import free_ports
 
 SECRET = b"0123456789abcdef"
 HELLO = Hello(1, "p", "b", workers=1, version="1", identity="i")

@@ -20,7 +20,7 @@ from headway.core.process.table import DEAD, STOPPED, ProcessState, process_stat
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor import processes
 from headway.run.supervisor.processes import can_be_copied, end_all
-from waits import LONG
+from support.waits import LONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 

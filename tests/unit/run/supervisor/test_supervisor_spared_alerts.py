@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.alerts import is_alert
-from waits import LONG
+from support.waits import LONG
 
 #: With an alert of its own, and one of a worker whose end comes while both are under way. Each waits for what it needs,
 #: so that nothing depends on how fast another process is.

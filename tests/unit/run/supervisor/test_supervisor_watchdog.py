@@ -20,7 +20,7 @@ from headway.core.coordination.heartbeat import Heartbeat, Phase, Reading, read_
 from headway.core.process.table import DEAD, STOPPED, TRACED, ProcessState
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor.watchdog import Finding, Watchdog, stragglers
-from waits import LONG
+from support.waits import LONG
 
 CONFIG = SuperviseConfig()
 

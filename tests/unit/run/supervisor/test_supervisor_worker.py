@@ -13,7 +13,7 @@ from headway.core.files.foreign import read_json_lines
 from headway.run.supervisor import worker
 from headway.run.supervisor.error_report import most_telling_report
 from headway.run.supervisor.worker import SPARE_VARIABLE, reasons_in, report_to
-from waits import LONG
+from support.waits import LONG
 
 
 def test_a_worker_that_cannot_be_watched_says_so_at_once(tmp_path: Path) -> None:

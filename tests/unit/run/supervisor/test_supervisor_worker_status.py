@@ -26,7 +26,7 @@ from headway.run.supervisor.messages import Done
 from headway.run.supervisor.watchdog import Watchdog
 from headway.run.supervisor.worker_pool import WorkerPool
 from headway.run.supervisor.worker_status import WorkerStatuses
-from waits import LONG
+from support.waits import LONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the state of a process cannot be told")
 

@@ -20,7 +20,7 @@ from headway.text.dedup import corpus as corpus_module
 from headway.text.dedup import workspace as workspace_module
 from headway.text.dedup.clusters import find, join
 from headway.text.dedup.minhash import estimate_similarity
-from support_dedup import dedup_peak, edited, fingerprint_units, prose, random_prints, settings, similarity
+from support.dedup import dedup_peak, edited, fingerprint_units, prose, random_prints, settings, similarity
 
 EQUAL = settings(documents=True)
 NEAR = settings(near=True)

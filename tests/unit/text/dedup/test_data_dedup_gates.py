@@ -13,7 +13,7 @@ from headway.config.sections.data import DedupConfig
 from headway.core.errors import DataError
 from headway.text.dedup import Duplicates, TooManyDuplicates, find_duplicates
 from headway.text.dedup.gates import check_limits
-from support_dedup import fingerprint_units, prose
+from support.dedup import fingerprint_units, prose
 
 TEXTS = prose(100, 100)
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from headway.text.dedup import minhash as module
 from headway.text.dedup.fingerprints import DocumentPrints, fingerprint_documents
 from headway.text.dedup.minhash import Layout, collision_probability, estimate_similarity, make_signatures
-from support_dedup import edited, prose, settings, similarity
+from support.dedup import edited, prose, settings, similarity
 
 NEAR = settings(near=True)
 

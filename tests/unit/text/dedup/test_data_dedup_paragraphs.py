@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.text.dedup import drop_paragraphs, find_duplicates, fingerprint_documents
 from headway.text.dedup.paragraphs import hash_paragraphs, split_paragraphs
-from support_dedup import fingerprint_units, prose, settings
+from support.dedup import fingerprint_units, prose, settings
 
 PARAGRAPHS = settings(paragraphs=True)
 LONG = prose(60, 12)

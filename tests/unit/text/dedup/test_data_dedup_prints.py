@@ -13,7 +13,7 @@ import pytest
 
 from headway.core.errors import DataError
 from headway.text.dedup import DocumentPrints, find_duplicates, fingerprint_documents, join_prints, prints_recipe
-from support_dedup import prose, settings
+from support.dedup import prose, settings
 
 ALL = settings(documents=True, paragraphs=True, near=True)
 TEXTS = ["A first text.\n\n" + "A paragraph that is long enough to count. " * 3, "naïve – 日本語", *prose(100, 5)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headway.text.dedup import words as module
 from headway.text.dedup.words import hash_words, normal_bytes
-from support_dedup import prose
+from support.dedup import prose
 
 
 def words_of(*texts: str) -> list[list[int]]:

@@ -21,7 +21,7 @@ from headway.text.importing import store as importing
 from headway.text.importing.store import import_store, plan_import
 from headway.text.inspect import describe_store, sample_text
 from headway.text.preparing.prepare import prepare
-from support import headway, write_config
+from support.runs import headway, write_config
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import store_contents
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
 from headway.data.store import SKIPPED, TokenStore
 from headway.text.preparing.prepare import prepare
 from headway.text.preparing.report import PrepareReport
+from support.runs import store_contents
 
 Configs = Callable[..., DataConfig]
 Texts = Callable[..., list[str]]
@@ -107,7 +107,7 @@ def test_a_file_of_one_line_is_hashed_once(tmp_path: Path, monkeypatch: pytest.M
     from headway.text.preparing import inputs
     from headway.text.preparing.units import units_of
     from headway.text.reading import sources
-    from support_sources import find
+    from support.sources import find
 
     (tmp_path / "a.jsonl").write_text("x" * 100_000)
     monkeypatch.setattr(sources, "PIECE_BYTES", 1000)

@@ -28,8 +28,8 @@ from headway.data.store_manifest import MANIFEST
 from headway.data.used_by import keep_manifest, mark_use, runs_using, uses_of
 from headway.text.preparing import build, building
 from headway.text.preparing.prepare import prepare
-from support import store_contents
-from waits import LONG
+from support.runs import store_contents
+from support.waits import LONG
 
 Configs = Callable[..., DataConfig]
 READS = "a training reads this token store"

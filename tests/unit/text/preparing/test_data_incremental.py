@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import store_contents
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
@@ -21,6 +20,7 @@ from headway.text.preparing.prepare import prepare
 from headway.text.preparing.report import PrepareReport
 from headway.text.preparing.units import units_of
 from headway.text.reading import sources as source_module
+from support.runs import store_contents
 
 Configs = Callable[..., DataConfig]
 Texts = Callable[..., list[str]]

@@ -15,7 +15,7 @@ from headway.core.errors import DataError
 from headway.data.store import TokenStore
 from headway.text.preparing.prepare import prepare
 from headway.text.reading.sources import pieces_of
-from support_sources import find
+from support.sources import find
 
 Configs = Callable[..., DataConfig]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support import store_contents
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
@@ -25,7 +24,8 @@ from headway.text.preparing.pools import Line, UnitJob
 from headway.text.preparing.prepare import prepare
 from headway.text.preparing.tasks import Order, UnitTask, error_from_json, error_json, process, result_files
 from headway.text.reading import sources as source_module
-from support_chat import chat_tokenizer, conversation, write_records
+from support.chat import chat_tokenizer, conversation, write_records
+from support.runs import store_contents
 
 Configs = Callable[..., DataConfig]
 

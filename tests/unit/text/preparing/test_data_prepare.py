@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support import store_contents
 
 from headway.config import load_config
 from headway.config.schema import DataConfig
@@ -29,6 +28,7 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.preparing.prepare import prepare
 from headway.text.preparing.workers import Pipeline
 from headway.text.reading import sources as source_module
+from support.runs import store_contents
 
 Configs = Callable[..., DataConfig]
 Texts = Callable[..., list[str]]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import store_contents
 
 from headway.config.sections.data import DataConfig
 from headway.core.errors import DataError
@@ -22,6 +21,7 @@ from headway.text.inspect import describe_store
 from headway.text.preparing.build import Builder
 from headway.text.preparing.prepare import prepare
 from headway.text.reading import sources as source_module
+from support.runs import store_contents
 
 Configs = Callable[..., DataConfig]
 Jsonl = Callable[..., Path]

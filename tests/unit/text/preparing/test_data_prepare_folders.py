@@ -18,7 +18,7 @@ from headway.data.store import SKIPPED, TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.preparing.prepare import prepare
 from headway.text.reading import sources as source_module
-from support import store_contents
+from support.runs import store_contents
 
 Configs = Callable[..., DataConfig]
 Texts = Callable[..., list[str]]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support import store_contents
-
 from headway.config.sections.data import DataConfig
 from headway.data.store import TokenStore
 from headway.text.inspect import describe_store
 from headway.text.preparing.prepare import prepare
 from headway.text.preparing.report import PrepareReport
+from support.runs import store_contents
 
 
 def test_the_encoder_is_remembered_and_is_no_part_of_the_store(

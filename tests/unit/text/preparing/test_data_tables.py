@@ -17,7 +17,7 @@ from headway.text.preparing.prepare import prepare
 from headway.text.reading import sources
 from headway.text.reading.places import SourceFile
 from headway.text.reading.sources import open_tables, pieces_of
-from support_sources import find
+from support.sources import find
 
 Configs = Callable[..., DataConfig]
 

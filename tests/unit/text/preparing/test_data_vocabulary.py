@@ -25,7 +25,7 @@ from headway.text.preparing import prepare as prepare_module
 from headway.text.preparing.prepare import prepare
 from headway.text.reading import sources as source_module
 from headway.text.reading.places import SourceFile
-from support import write_config, write_corpus
+from support.runs import write_config, write_corpus
 
 Configs = Callable[..., DataConfig]
 Texts = Callable[..., list[str]]

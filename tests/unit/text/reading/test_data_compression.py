@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headway.text.reading.compression import open_content
-from support_sources import find, read
+from support.sources import find, read
 
 ENDINGS = ["gz", "zst", "bz2", "xz"]
 TEXTS = [f"document {number}" for number in range(300)]

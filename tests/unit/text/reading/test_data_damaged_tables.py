@@ -15,7 +15,7 @@ from headway.core.errors import DataError
 from headway.text.reading import arrow_messages, sources
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import pieces_of
-from support_sources import find, read
+from support.sources import find, read
 
 arrow = pytest.importorskip("pyarrow")
 

@@ -25,7 +25,7 @@ from headway.text.reading.endings import describe_left_out
 from headway.text.reading.places import Place, open_file
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import PIECE_BYTES, Source, find_sources, open_tables, pieces_of
-from support_sources import find, read
+from support.sources import find, read
 
 Fill = Callable[..., Path]
 

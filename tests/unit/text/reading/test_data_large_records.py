@@ -24,7 +24,7 @@ from headway.text.reading.csv_rows import _careful_rows, _quick_rows
 from headway.text.reading.documents import BadDocument
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import pieces_of
-from support_sources import find, read
+from support.sources import find, read
 
 MOST = 1000
 LARGE = "large " * 500  # 3,000 bytes

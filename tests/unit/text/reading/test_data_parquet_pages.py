@@ -13,7 +13,7 @@ from headway.text.reading.documents import TooLargeError
 from headway.text.reading.parquet_pages import PageGuard, page_header
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import pieces_of
-from support_sources import find, read
+from support.sources import find, read
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -22,7 +22,7 @@ from headway.core.errors import ConfigError, DataError
 from headway.text.reading import json_lines, sources
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import pieces_of
-from support_sources import find, read
+from support.sources import find, read
 
 TEXTS = ["plain", 'two\nlines, a "quote" and a\ttab', "Grüße 🎉 𝔘𝔫𝔦", " spaces \r\n"]
 LINES = ["jsonl", "csv"]

@@ -14,8 +14,8 @@ from headway.core.errors import ConfigError, DataError
 from headway.text.reading.places import stamp_of
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import PIECE_BYTES, Source, find_sources, longest_piece, pieces_of
-from support import refuse_to_open
-from support_sources import find, read
+from support.runs import refuse_to_open
+from support.sources import find, read
 
 
 def names(source: Source) -> list[str]:

@@ -27,7 +27,7 @@ from headway.text.preparing.units import units_of
 from headway.text.reading import places, sources
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import pieces_of
-from support_sources import find, read
+from support.sources import find, read
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")

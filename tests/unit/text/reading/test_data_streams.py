@@ -21,7 +21,7 @@ from headway.text.reading import sources
 from headway.text.reading.documents import Batch
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import Source, pieces_of
-from support_sources import find, read
+from support.sources import find, read
 
 RECORDS = [
     {"question": "How {many}?", "answer": "Zwölf 🎉", "meta": {"title": "One", "n": 7}, "a.b": "dotted"},
@@ -287,7 +287,7 @@ _READ = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from headway.core.errors import DataError
-from support_sources import find, read
+from support.sources import find, read
 try:
     values = json.loads(sys.argv[3])
     (source,) = find(sys.argv[2], **values)
@@ -302,8 +302,8 @@ def read_offline(home: Path, path: str, **values: Any) -> dict[str, Any]:
     """Read in a process of its own: the libraries look at the environment when they are imported."""
     environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     arguments = [str(Path(__file__).parents[2]), path, json.dumps(values)]
-    if not (Path(arguments[0]) / "support_sources.py").is_file():
-        arguments[0] = str(Path(sys.modules["support_sources"].__file__ or "").parent)
+    if not (Path(arguments[0]) / "support" / "sources.py").is_file():
+        arguments[0] = str(Path(sys.modules["support.sources"].__file__ or "").parents[1])
     result = subprocess.run(
         [sys.executable, "-c", _READ, *arguments], capture_output=True, text=True, env=environment, check=True
     )

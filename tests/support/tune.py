@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from headway.lab.tune.study import open_study
-from support import state_hash
+from support.runs import state_hash
 
 #: A task whose loss depends on the learning rate and on the width; its steps take as long as an option says.
 TASK = """\

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headway.core.process.waiting import wait_until
 from headway.lab.chaos.machines import NetworkMachine, standing_machines
-from waits import LONG
+from support.waits import LONG
 
 SECRET = "a secret of the tests, long enough"
 

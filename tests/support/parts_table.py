@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from waits import LONG
+from support.waits import LONG
 
 SEAWEEDFS, AZURITE, GCSFS, SLURM = "S3: SeaweedFS", "Azure: Azurite", "GCS: gcsfs", "Slurm"
 MLFLOW, TENSORBOARD, WANDB = "MLflow's server", "TensorBoard", "W&B, offline"
@@ -28,18 +28,18 @@ BUILDAH = "buildah"
 BAZEL = "Bazel"
 
 #: Where `tests/parts/install.sh` puts what npm has.
-NODE_PROGRAMS = Path(__file__).parents[1] / "build" / "parts" / "node_modules" / ".bin"
+NODE_PROGRAMS = Path(__file__).parents[2] / "build" / "parts" / "node_modules" / ".bin"
 
 #: A root of Debian unstable with Bazel, which no index of packages has for this system.
-BAZEL_ROOT = Path(__file__).parents[1] / "build" / "parts" / "bazel"
+BAZEL_ROOT = Path(__file__).parents[2] / "build" / "parts" / "bazel"
 
 #: Where the test of the real model puts the packages that have it and read it; no program imports from there.
-SMOLLM2_PACKAGES = Path(__file__).parents[1] / "build" / "parts" / "smollm2"
+SMOLLM2_PACKAGES = Path(__file__).parents[2] / "build" / "parts" / "smollm2"
 
 
 def environment(name: str) -> Path | None:
     """The interpreter of an environment of its own, which wants other packages than the tests."""
-    places = (Path(__file__).parents[1] / "build" / "parts" / name, Path("/opt") / name)
+    places = (Path(__file__).parents[2] / "build" / "parts" / name, Path("/opt") / name)
     return next((found for place in places if (found := place / "bin" / "python").is_file()), None)
 
 

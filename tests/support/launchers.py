@@ -13,8 +13,8 @@ import yaml
 
 from headway.clouds.launchers.job import Job
 from headway.config import load_config
-from parts_table import environment
-from waits import LONG
+from support.parts_table import environment
+from support.waits import LONG
 
 VOLUMES = "launch.kubernetes.volumes=[{claim: runs, mount: /runs}, {claim: data, mount: /data, read_only: true}]"
 #: A config that every target takes.
@@ -55,7 +55,7 @@ def read_by_their_models(manifests: list[dict[str, Any]]) -> list[list[str]]:
     python = environment("schemas")
     if python is None:
         pytest.skip("there are no models: tests/parts/install.sh")
-    script = Path(__file__).parent / "parts" / "published_models.py"
+    script = Path(__file__).parents[1] / "parts" / "published_models.py"
     # Without the path of the tests: their packages are not those of the environment.
     done = subprocess.run(
         [python, "-I", script], input=json.dumps(manifests), capture_output=True, text=True, timeout=LONG, check=False

@@ -32,7 +32,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 #: Tokens that the server knows: of somebody who may read everything, and of somebody who may read what is public.
 READER, STRANGER = "hf_reader", "hf_stranger"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 
 class Collector:

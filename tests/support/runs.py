@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 import yaml
 
-import preloaded
 from headway.cli.main import _run as run_command_line
 from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.errors import HeadwayError
 from headway.core.process import faults as core_faults
 from headway.core.process.table import STOPPED, process_state
 from headway.core.process.waiting import wait_until
-from ports import free_ports
-from waits import LONG
+from support import preloaded
+from support.ports import free_ports
+from support.waits import LONG
 
 #: The command line, whose supervisor leaves a worker alone that is stopped, and waits for what it tells at the end, for
 #: longer than a test takes.

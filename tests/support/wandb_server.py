@@ -11,7 +11,7 @@ import json
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 #: A key of the form that the client accepts.
 KEY = "a" * 40

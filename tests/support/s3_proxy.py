@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from waits import LONG
+from support.waits import LONG
 
 _REFUSALS = {
     "403": "RequestTimeTooSkewed",

@@ -19,11 +19,11 @@ import pytest
 
 from headway.checkpoint.remote.objects import Objects
 from headway.data.store import TokenStore
-from parts_table import program
-from ports import free_ports
-from s3_server import Buckets, EmulatedS3
-from support import headway, state_hash, write_config, write_corpus
-from support_sources import find, read
+from support.parts_table import program
+from support.ports import free_ports
+from support.runs import headway, state_hash, write_config, write_corpus
+from support.s3_server import Buckets, EmulatedS3
+from support.sources import find, read
 
 BUCKET = "headway"
 #: The documents of every file that `write_every_format` makes, but one.

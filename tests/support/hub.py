@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from hub_server import HubServer
-from support import WORDS, config_values
+from support.hub_server import HubServer
+from support.runs import WORDS, config_values
 
 # Imports what takes a second once, and does each job in a child. Waits are cut short, and attempts are fewer: the
 # clients' own patience is minutes.
@@ -27,7 +27,7 @@ import headway.text.cli.data, headway.text.preparing.prepare
 from headway.cli.main import main
 from headway.core.errors import HeadwayError
 from headway.text.reading import sources
-from support_sources import find, read
+from support.sources import find, read
 
 wait = time.sleep
 time.sleep = lambda seconds: wait(min(seconds, 0.01))
@@ -102,7 +102,7 @@ class HubUser:
     def __init__(self, hub: HubServer, home: Path, **environment: str) -> None:
         self.home = home
         names = {"HF_HOME": str(home), "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": ""}
-        tests = str(Path(__file__).parent)
+        tests = str(Path(__file__).parents[1])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _JOBS, tests],
             env={**os.environ, **names, **environment},

@@ -27,7 +27,7 @@ from itertools import count
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 _PIECE = 256 * 1024
 _WORDS = {

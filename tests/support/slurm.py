@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from headway.core.process.waiting import wait_until
-from parts_table import program
-from ports import free_ports
-from waits import LONG
+from support.parts_table import program
+from support.ports import free_ports
+from support.waits import LONG
 
 
 class Slurm:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from headway.telemetry.metrics import read_metrics
-from support import run_workers, state_hash
+from support.runs import run_workers, state_hash
 
 STEPS = 12
-_WORKER = Path(__file__).parent / "distributed" / "strategies_worker.py"
+_WORKER = Path(__file__).parents[1] / "distributed" / "strategies_worker.py"
 
 
 class Trials:

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
-from local_server import LocalServer
+from support.local_server import LocalServer
 
 _STATUS = {
     "AccessDenied": 403,

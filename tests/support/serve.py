@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import headway
 from headway.config import Config
 from headway.core.process.waiting import wait_until
-from support import config_values
-from support_chat import chat_tokenizer, conversation, write_records
-from waits import LONG
+from support.chat import chat_tokenizer, conversation, write_records
+from support.runs import config_values
+from support.waits import LONG
 
 if TYPE_CHECKING:
     import httpx

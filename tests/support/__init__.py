@@ -1,0 +1,1 @@
+"""What tests share: runs, stores, configs, and servers that stand for others."""
