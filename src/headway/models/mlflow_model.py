@@ -5,6 +5,7 @@ Each step looks first whether an earlier try, which was killed, has done it.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,8 @@ from headway.core.errors import ConfigError, missing_extra
 
 #: Characters that stores keep of the description of a version.
 _DESCRIPTION = 5000
+#: Set for the client, if the user has not: one request takes at most this long, and callers try again themselves.
+_VARIABLES = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,22 @@ class RegisteredModel:
     description: str
     tags: Mapping[str, str]
     """They tell this version from the others of a run."""
+
+
+def open_client(uri: str, what: str) -> Any:
+    """Return MLflow's client of a server.
+
+    Raises:
+        ConfigError: the package is missing, which `what` needs.
+    """
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # a request that is repeated unseen could arrive twice
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise missing_extra("mlflow-skinny", "mlflow", what) from None
+    return MlflowClient(tracking_uri=uri)
 
 
 def log_model(client: Any, run: Any, folder: Path, step: int | None = None) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.credentials.secrets import redact
-from headway.core.errors import ConfigError, HeadwayError, missing_extra
+from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files.scratch import scratch_folder
 from headway.core.hub import HUB, is_on_hub
 from headway.models.hub.push import Upload
-from headway.models.mlflow_model import RegisteredModel, log_model, register_model
+from headway.models.mlflow_model import RegisteredModel, log_model, open_client, register_model
 from headway.models.versions import ModelVersion, ResolvedVersion
 from headway.registry.card import version_card
 from headway.registry.pull import pull_to
@@ -22,7 +22,6 @@ MLFLOW = "mlflow:"
 _EXPERIMENT = "headway-registry"
 _VERSION_TAG = "headway.version"
 _MANIFEST_TAG = "headway.manifest_sha256"
-_SETTINGS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 
 
 def check_target(target: str) -> None:
@@ -65,7 +64,7 @@ def send_to_mlflow(found: ResolvedVersion, name: str, alias: str | None) -> str:
         raise ConfigError("the MLflow server is not known", where="MLFLOW_TRACKING_URI", fix="export it with the URL")
     version = found.version
     try:
-        client = _client(uri)
+        client = open_client(uri, "the mirror mlflow")
         run = _run_of(client, version)
         model_id = _logged(client, run, found)
         tags = {_VERSION_TAG: str(version), _MANIFEST_TAG: version.sha256}
@@ -105,13 +104,3 @@ def _run_of(client: Any, version: ModelVersion) -> Any:
         return runs[0]
     tags = {_VERSION_TAG: str(version), _MANIFEST_TAG: version.sha256}
     return client.create_run(experiment, tags=tags, run_name=str(version))
-
-
-def _client(uri: str) -> Any:
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    try:
-        from mlflow import MlflowClient
-    except ImportError:
-        raise missing_extra("mlflow-skinny", "mlflow", "the mirror mlflow") from None
-    return MlflowClient(tracking_uri=uri)

@@ -54,7 +54,7 @@ class Ended:
     """The end of a sequence."""
 
     reason: str
-    """`stop`, `length`, or `error`."""
+    """`stop`, `length`, `error`, or `late`."""
     error: str | None = None
 
 
@@ -127,11 +127,6 @@ class Engine:
     def is_alive(self) -> bool:
         """Whether sequences are continued."""
         return self._thread.is_alive() and self._failure is None
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """How many sequences are computed, and how many wait."""
-        return len(self._active), len(self._waiting) + self._arrived.qsize()
 
     def submit(self, sequence: Sequence) -> None:
         """Continue a sequence; from any thread."""

@@ -102,7 +102,7 @@ class NativeBackend:
             drawing.cancel()
             self._count(drawing.counted)
         if drawing.error is not None:
-            raise RefusedRequest(drawing.error, 504 if drawing.error == LATE else 500)
+            raise drawing.error
         by_choice = [[piece for at, piece in pieces if at == index] for index in range(len(drawing.replies))]
         counted = drawing.counted
         body = form.whole(by_choice, counted.prompt, counted.drawn)
@@ -176,7 +176,7 @@ class _Drawing:
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._sequences: list[Sequence] = []
         self.replies: list[Reply] = []
-        self.error: str | None = None
+        self.error: RefusedRequest | None = None
         self._seconds = seconds
         self._timer: asyncio.TimerHandle | None = None
 
@@ -188,7 +188,7 @@ class _Drawing:
 
     def begin(self, prompts: list[tuple[list[int], Sampling]], stop_ids: frozenset[int]) -> None:
         """Begin the replies: the first to a prompt has the seed of the request, each other one of its own."""
-        late = (0, Ended("error", LATE))
+        late = (0, Ended("late", LATE))
         self._timer = self._loop.call_later(self._seconds, self._events.put_nowait, late)
         for prompt, sampling in prompts:
             for number in range(self._asked.choices):
@@ -218,7 +218,8 @@ class _Drawing:
             index, event = await self._events.get()
             reply = self.replies[index]
             if isinstance(event, Ended) and event.error is not None:
-                self.error = event.error
+                status = 504 if event.reason == "late" else 500
+                self.error = RefusedRequest(event.error, status)
                 return
             if reply.finish is not None:  # drawn before the engine knew of the stop string
                 continue
@@ -237,7 +238,7 @@ class _Drawing:
         async for index, piece in self.pieces():
             yield _event(self._form.chunk(index, piece))
         if self.error is not None:
-            yield _event(RefusedRequest(self.error, 500).body())
+            yield _event(self.error.body())
             return
         if self._asked.with_usage:
             counted = self.counted

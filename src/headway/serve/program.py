@@ -81,7 +81,10 @@ class ProgramBackend:
             start_new_session=True,  # Ctrl-C is for the front, which lets replies end
         )
         self._client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {self._key}"}, trust_env=False
+            base_url=f"http://127.0.0.1:{port}",
+            headers={"Authorization": f"Bearer {self._key}"},
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),  # none is left when another version has taken over
         )
         self._wait(f"http://127.0.0.1:{port}/health")
 

@@ -19,7 +19,6 @@ from headway.telemetry.curves import axis_labels, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK = "#000001"
@@ -93,22 +92,6 @@ def number_ticks() -> Any:
             return [next(labels) if low <= value <= high else "" for value in values]
 
     return Numbers()
-
-
-def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Set ticks of a logarithmic axis.
-
-    These are powers of ten, with 2 and 5 in between if there are few, or round numbers within a single decade.
-    """
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-
-    if high < 10 * low:
-        axis.set_major_locator(MaxNLocator(nbins=4))
-    else:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
-    # Otherwise matplotlib labels the lines in between, in its own style.
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(number_ticks())
 
 
 def as_svg(figure: Figure, label: str) -> str:

@@ -20,7 +20,7 @@ from headway.config.sections.track import MlflowConfig, ModelUpload, mlflow_uri_
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.hashes import fingerprint
-from headway.models.mlflow_model import RegisteredModel, log_model, register_model
+from headway.models.mlflow_model import RegisteredModel, log_model, open_client, register_model
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import (
     Batch,
@@ -52,8 +52,6 @@ _STATUS: dict[Status, str] = {"running": "RUNNING", "finished": "FINISHED", "fai
 #: Groups of metrics that MLflow shows as metrics of the system.
 _SYSTEM = ("memory/", "gpu/", "health/gpu_", "health/memory_", "health/disk_", "health/cpu_")
 _NOT_ALLOWED = re.compile(r"[^\w.\- :/]")
-#: Set for the client, if the user has not: one request takes at most this long, and this follower tries again itself.
-_VARIABLES = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 
 
 class MlflowSink:
@@ -78,7 +76,7 @@ class MlflowSink:
 
     def open(self, run: TrackedRun, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Find the server's run by its tag, or make it."""
-        self._client = _client(self._uri)
+        self._client = open_client(self._uri, "the tracker mlflow")
         with self._answering():
             self._kept = dict(state)
             known = state.get("run")
@@ -347,17 +345,6 @@ def _metric(point: Point) -> Any:
     from mlflow.entities import Metric
 
     return Metric(metric_name(point.name), point.value, int(1000 * point.time), point.step)
-
-
-def _client(uri: str) -> Any:
-    for name, value in _VARIABLES.items():
-        os.environ.setdefault(name, value)
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # a request that is repeated unseen could arrive twice
-    try:
-        from mlflow import MlflowClient
-    except ImportError:
-        raise missing_extra("mlflow-skinny", "mlflow", "the tracker mlflow") from None
-    return MlflowClient(tracking_uri=uri)
 
 
 def _address(settings: MlflowConfig, where: str) -> tuple[str, str]:

@@ -111,4 +111,3 @@ def test_a_cancelled_sequence_ends_and_the_next_one_begins(engine: Engine, train
         one.is_cancelled = True
     asked = questions(2, 0.0)
     assert draw(engine, asked) == [wanted(trained, one) for one in asked]
-    assert engine.load == (0, 0)

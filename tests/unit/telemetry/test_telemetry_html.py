@@ -9,7 +9,7 @@ import pytest
 
 from headway.telemetry import html
 from headway.telemetry.curves import axis_labels
-from headway.telemetry.drawing import drawing, log_ticks, number_ticks
+from headway.telemetry.drawing import drawing, number_ticks
 from headway.text.report.charts import length_chart, share_chart
 from headway.text.report.duplicates import duplicates
 
@@ -63,18 +63,6 @@ def test_ticks_beyond_the_axis_do_not_choose_its_unit() -> None:
         axes.set_ylim(0, 9500)
         figure.draw_without_rendering()
         assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "8,000", ""]
-
-
-@pytest.mark.parametrize(("low", "high"), [(4000, 8000), (2000, 16_000), (1, 20_000)])
-def test_logarithmic_axes_have_plain_labels(low: int, high: int) -> None:
-    with drawing(440, 260) as (figure, axes):
-        axes.plot([low, high], [0, 1])
-        axes.set_xscale("log")
-        log_ticks(axes.xaxis, low, high)
-        figure.draw_without_rendering()
-        left, right = axes.get_xlim()
-        seen = [t.get_text() for t in axes.get_xticklabels(which="both") if left <= t.get_position()[0] <= right]
-        assert len(seen) >= 3 and all(re.fullmatch(r"[\d.,]+k?", text) for text in seen)
 
 
 def test_lengths_have_a_bar_from_end_to_end() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.lab.bench.wording import one_line
@@ -24,6 +24,18 @@ def in_markdown(text: str) -> str:
 def _start(match: re.Match[str]) -> str:
     # A digit cannot be escaped, the dot behind it can; what is before it is as good without a meaning.
     return f"{match[1]}&#8203;{match[2]}" if match[2][0].isdigit() else f"{match[1]}\\{match[2]}"
+
+
+def markdown_texts(texts: Sequence[str]) -> list[str]:
+    """Return the lines of paragraphs; a text that begins with a dash becomes an item of a list."""
+    return [f"- {in_markdown(text[2:])}" if text.startswith("- ") else f"\n{in_markdown(text)}\n" for text in texts]
+
+
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose cells show their texts unchanged."""
+    lines = [[in_markdown(text) for text in headers], ["---"] * len(headers)]
+    lines += [[in_markdown(text) for text in row] for row in rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def in_csv(line: Mapping[str, Any]) -> dict[str, Any]:

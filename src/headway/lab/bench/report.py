@@ -35,7 +35,7 @@ from headway.lab.bench.findings import findings
 from headway.lab.bench.fitting import HEADERS as _MODELS
 from headway.lab.bench.fitting import table as models_that_fit
 from headway.lab.bench.metrics_file import render_csv
-from headway.lab.bench.quoting import in_markdown
+from headway.lab.bench.quoting import in_markdown, markdown_table, markdown_texts
 from headway.lab.bench.results import CellResult, merge_results, read_results, strategy_place
 from headway.lab.bench.wording import failure_in_words, one_line
 from headway.telemetry import html
@@ -286,9 +286,9 @@ def _milliseconds(seconds: float) -> str:
 def render_markdown(report: Report, charts: Sequence[Named]) -> str:
     """Return the report for a repository or a ticket; plots are separate files."""
     lines = [f"# Benchmark {in_markdown(report.title)}", "", in_markdown(report.note)]
-    lines += ["", "## Findings", "", *_markdown_findings(report.findings)] if report.findings else []
-    lines += ["", "## How large a model fits", "", *_markdown_table(_MODELS, report.models)] if report.models else []
-    lines += ["", "## Cells", "", *_markdown_table(*report.table), ""]
+    lines += ["", "## Findings", "", *markdown_texts(report.findings)] if report.findings else []
+    lines += ["", "## How large a model fits", "", *markdown_table(_MODELS, report.models)] if report.models else []
+    lines += ["", "## Cells", "", *markdown_table(*report.table), ""]
     lines += [f"- {note}" for note in report.notes]
     lines += _markdown_comparison(report)
     lines += ["", "## Plots", ""] if charts else [""]
@@ -299,24 +299,12 @@ def render_markdown(report: Report, charts: Sequence[Named]) -> str:
     return "\n".join([*lines, "## Measured on", "", *facts, ""])
 
 
-def _markdown_findings(texts: Sequence[str]) -> list[str]:
-    return [f"- {in_markdown(text[2:])}" if text.startswith("- ") else f"\n{in_markdown(text)}\n" for text in texts]
-
-
 def _markdown_comparison(report: Report) -> list[str]:
     if report.before is None:
         return []
     lines = ["", f"## Compared with {in_markdown(report.before_name)}", "", in_markdown(report.summary or ""), ""]
-    lines += _markdown_table(_CHANGES, report.changes)
+    lines += markdown_table(_CHANGES, report.changes)
     return [*lines, "", in_markdown(report.other_conditions)] if report.other_conditions else lines
-
-
-def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def line(values: Sequence[str]) -> str:
-        return "| " + " | ".join(values) + " |"
-
-    body = (line([in_markdown(value) for value in row]) for row in rows)
-    return [line(headers), line(["---"] * len(headers)), *body]
 
 
 def render_html(report: Report, charts: Sequence[Named]) -> str:

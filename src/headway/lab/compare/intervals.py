@@ -26,12 +26,12 @@ _DRAWS = 50_000_000
 #: Draws that are in memory at a time.
 _DRAWS_AT_ONCE = 2_000_000
 #: One tail of a 95 % interval.
-_TAIL = 0.025
+TAIL = 0.025
 _NORMAL = NormalDist()
 #: Beyond so many degrees of freedom, Student's t is the normal distribution to four digits.
 _MANY_DEGREES = 20_000
 #: Quantiles for a two-sided test at the 5 % level that finds the difference in 80 % of all cases.
-_POWER = _NORMAL.inv_cdf(1 - _TAIL) + _NORMAL.inv_cdf(0.8)
+_POWER = _NORMAL.inv_cdf(1 - TAIL) + _NORMAL.inv_cdf(0.8)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def ratio_interval(differences: Floats, sizes: Floats, seed: int, most_resamples
     resamples = min(most_resamples, max(_LEAST_RESAMPLES, _DRAWS // count))
     t = np.sort(_studentized(differences, sizes, resamples, seed))
     widening = math.sqrt(count / (count - 1))
-    least = student_quantile(_TAIL, count - 1)
+    least = student_quantile(TAIL, count - 1)
     tail = _NORMAL.cdf(-widening * least)
     low = effect - error * max(least, float(np.quantile(t, 1 - tail)))
     high = effect + error * max(least, -float(np.quantile(t, tail)))
@@ -139,7 +139,7 @@ def seeds_interval(first: Floats, second: Floats, sizes: Floats) -> Estimate:
 
 def students_t(effect: float, error: float, degrees: float, count: int, words: str) -> Estimate:
     """Return the estimate of a value whose error is known with some degrees of freedom."""
-    half = error * student_quantile(_TAIL, degrees)
+    half = error * student_quantile(TAIL, degrees)
     p_value = min(1.0, 2 * student_tail(abs(effect / error), degrees))
     return Estimate(effect, effect - half, effect + half, error, p_value, count, words)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN
+from headway.lab.bench.quoting import in_markdown, markdown_table
 from headway.lab.compare.compare import Compared
 from headway.lab.compare.evidence import DIFFERENCES, Difference, Evidence, ItemDifference, Margin
 from headway.telemetry import html
@@ -188,24 +189,31 @@ def _evidence_sections(compared: Compared) -> Iterator[str]:
 
 def markdown(compared: Compared) -> str:
     """Return the comparison for a comment on a pull request."""
-    lines = [f"### Comparison with {_plain(compared.groups[0].name)}", ""]
-    lines += [f"**{_plain(sentence)}**" for sentence in verdicts(compared)]
+    lines = [f"### Comparison with {in_markdown(compared.groups[0].name)}", ""]
+    lines += [f"**{in_markdown(sentence)}**" for sentence in verdicts(compared)]
     evidence = compared.evidence
     if evidence is not None:
         headers = [name.replace("Loss", f"Loss ({evidence.unit.name})") for name in LOSS_HEADERS]
-        lines += ["", *_markdown_table(headers, loss_rows([*evidence.overall, *evidence.by_source]))]
+        lines += ["", *markdown_table(headers, loss_rows([*evidence.overall, *evidence.by_source]))]
         if evidence.items:
-            lines += ["", *_markdown_table(ITEM_HEADERS, item_rows(evidence.items))]
+            lines += ["", *markdown_table(ITEM_HEADERS, item_rows(evidence.items))]
         notes = _how(evidence, compared.groups[0].name)
-        lines += ["", "<details><summary>How this was measured</summary>", "", *map(_plain, notes), "", "</details>"]
+        lines += [
+            "",
+            "<details><summary>How this was measured</summary>",
+            "",
+            *map(in_markdown, notes),
+            "",
+            "</details>",
+        ]
     names = compared.runs.names
     if len(names) > 1:
-        lines += ["", *_markdown_table(["Result", *names], [*result_rows(compared.runs.summaries), *_ratios(compared)])]
+        lines += ["", *markdown_table(["Result", *names], [*result_rows(compared.runs.summaries), *_ratios(compared)])]
         lines += _curves(compared)
     rows = difference_rows(compared.runs)
     if rows and len(names) > 1:
         more = [] if len(rows) <= _MOST_KEYS else [["…", *[f"{len(rows) - _MOST_KEYS} more"] * len(names)]]
-        lines += ["", *_markdown_table(["Config key", *names], [*rows[:_MOST_KEYS], *more])]
+        lines += ["", *markdown_table(["Config key", *names], [*rows[:_MOST_KEYS], *more])]
     return "\n".join(lines)
 
 
@@ -235,13 +243,3 @@ def _curves(compared: Compared) -> Iterator[str]:
     for _, steps, losses in drawn:
         yield f"    line [{', '.join(f'{loss:.4g}' for loss in np.interp(grid, steps, losses))}]"
     yield "```"
-
-
-def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [headers, ["---"] * len(headers), *rows]
-    return [f"| {' | '.join(map(_plain, line))} |" for line in lines]
-
-
-def _plain(text: str) -> str:
-    """Return text of which Markdown makes nothing else."""
-    return "".join(f"\\{sign}" if sign in "|`*_<>[]\\" else sign for sign in " ".join(text.split()))

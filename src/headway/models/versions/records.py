@@ -73,7 +73,26 @@ def files_fingerprint(files: Mapping[str, VersionFile]) -> str:
 
 
 @dataclass(frozen=True)
-class ModelVersion:
+class _Record:
+    """A record with the hash of its own content."""
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the record, which identifies it."""
+        return fingerprint(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    def render(self) -> bytes:
+        """Return the content of its object."""
+        content = self._content()
+        sealed = {**content, "sha256": fingerprint(content)}
+        return json.dumps(sealed, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+@dataclass(frozen=True)
+class ModelVersion(_Record):
     """The manifest of a version: everything that is known of it."""
 
     name: str
@@ -109,20 +128,8 @@ class ModelVersion:
         """Whether it has a signature, which `verify --key` checks."""
         return SIGNATURE in self.files
 
-    @property
-    def sha256(self) -> str:
-        """The hash of this manifest, which identifies the version."""
-        return fingerprint(self._content())
-
     def __str__(self) -> str:
         return f"{self.name}@{self.number}"
-
-    def _content(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
-
-    def render(self) -> bytes:
-        """Return the content of its object."""
-        return _render(self._content())
 
     @classmethod
     def parse(cls, content: bytes) -> ModelVersion:
@@ -155,7 +162,7 @@ class ModelVersion:
 
 
 @dataclass(frozen=True)
-class AliasChange:
+class AliasChange(_Record):
     """One change of an alias: which version it names since."""
 
     name: str
@@ -174,18 +181,6 @@ class AliasChange:
     """The reason for which it was set although a check failed."""
     previous: str | None = None
     """The hash of the change before it."""
-
-    @property
-    def sha256(self) -> str:
-        """The hash of this change."""
-        return fingerprint(self._content())
-
-    def _content(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
-
-    def render(self) -> bytes:
-        """Return the content of its object."""
-        return _render(self._content())
 
     @classmethod
     def parse(cls, content: bytes) -> AliasChange:
@@ -214,11 +209,6 @@ class AliasChange:
 
 def _is_number(value: object) -> bool:
     return type(value) is int and 0 < value < 10**8
-
-
-def _render(content: dict[str, Any]) -> bytes:
-    sealed = {**content, "sha256": fingerprint(content)}
-    return json.dumps(sealed, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _parse(content: bytes) -> dict[str, Any]:
