@@ -41,17 +41,16 @@ ConfigArgument = Annotated[
     typer.Argument(
         metavar="CONFIG",
         help=f"YAML file of the run, or a built-in preset ({PRESET_NAMES}).",
-        show_default=False,
     ),
 ]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Overrides, for example train.steps=50.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, for example train.steps=50."),
 ]
-SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help="Built-in suite or YAML file.", show_default=False)]
+SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help="Built-in suite or YAML file.")]
 SuiteOverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Overrides, for example workers=1,2."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 StorageOption = Annotated[
@@ -60,10 +59,9 @@ StorageOption = Annotated[
         "--option",
         metavar="KEY=VALUE",
         help="Option of fsspec for the URL, as in checkpoint.remote.options; may be repeated.",
-        show_default=False,
     ),
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 StepOption = Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")]
 TemperatureOption = Annotated[
     float, typer.Option(min=0.0, help="Temperature of sampling; 0 always takes the likeliest token.")

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 checkpoints = typer.Typer(no_args_is_help=True, help="List, verify, compare, copy, prune and restore checkpoints.")
 
-PlaceArgument = Annotated[
-    str, typer.Argument(metavar="RUN|URL", help="Run directory, or URL of remote checkpoints.", show_default=False)
-]
+PlaceArgument = Annotated[str, typer.Argument(metavar="RUN|URL", help="Run directory, or URL of remote checkpoints.")]
 
 
 @checkpoints.command("list")
@@ -59,9 +57,7 @@ def list_(run: PlaceArgument, option: StorageOption = None, json: JsonOption = F
 def verify(
     place: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN|CHECKPOINT|URL", help="Run directory, checkpoint folder, or URL of either.", show_default=False
-        ),
+        typer.Argument(metavar="RUN|CHECKPOINT|URL", help="Run directory, checkpoint folder, or URL of either."),
     ],
     option: StorageOption = None,
     json: JsonOption = False,

@@ -92,8 +92,8 @@ def prune(
 
 
 def copy(
-    source: Annotated[str, typer.Argument(metavar="RUN|CHECKPOINT|URL", help="What to copy.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="FOLDER|URL", help="Where to put it.", show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="RUN|CHECKPOINT|URL", help="What to copy.")],
+    target: Annotated[str, typer.Argument(metavar="FOLDER|URL", help="Where to put it.")],
     step: Annotated[int | None, typer.Option("--step", min=0, help="Copy only the checkpoint of this step.")] = None,
     option: StorageOption = None,
     json: JsonOption = False,
@@ -158,14 +158,10 @@ def restore(
 
 
 def lifecycle(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="s3://, gs:// or az://: checkpoint.remote.url.", show_default=False)
-    ],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://, gs:// or az://: checkpoint.remote.url.")],
     kept_by: Annotated[
         Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Config of the run, for what it keeps there.", show_default=False
-        ),
+        typer.Option("--config", metavar="FILE", help="Config of the run, for what it keeps there."),
     ] = None,
 ) -> None:
     """Print the lifecycle rule of a bucket that fits what a run keeps there, for the cloud's own program.

@@ -45,7 +45,6 @@ def ledger(
         typer.Option(
             "--every-row/--counts-only",
             help="Check every row, or only counts; by default every row of at most 100M.",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,

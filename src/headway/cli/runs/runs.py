@@ -66,9 +66,7 @@ def list_(
 
 @runs.command()
 def metrics(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Run directory; all metrics without it.", show_default=False)
-    ] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Run directory; all metrics without it.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/metrics.md.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -171,7 +169,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
 @runs.command()
 def cancel(
     run: RunArgument,
-    why: Annotated[str, typer.Option("--why", help="Reason, for the run's record.", show_default=False)] = "",
+    why: Annotated[str, typer.Option("--why", help="Reason, for the run's record.")] = "",
 ) -> None:
     """Have a run save and end, wherever it trains; its command ends with exit code 7, so no scheduler restarts it.
 
@@ -191,7 +189,7 @@ def cancel(
 
 @runs.command()
 def tag(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.", show_default=False)],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories.")],
     add: Annotated[
         list[str] | None, typer.Option("--add", "-a", metavar="TAG", help="Tag to add; may be given several times.")
     ] = None,

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def show_help(
     context: typer.Context,
-    verb: str | None = typer.Argument(None, metavar="VERB", help="The verb; all when not given.", show_default=False),
+    verb: str | None = typer.Argument(None, metavar="VERB", help="The verb; all when not given."),
 ) -> None:
     """Run `headway help`."""
     root = context.find_root()

@@ -22,7 +22,7 @@ def policy(
     *,
     cloud: Annotated[
         Literal["aws", "gcp", "azure"] | None,
-        typer.Option("--cloud", help="Rights at the buckets that the config names there.", show_default=False),
+        typer.Option("--cloud", help="Rights at the buckets that the config names there."),
     ] = None,
     on: Annotated[
         str | None,
@@ -30,7 +30,6 @@ def policy(
             "--on",
             metavar="TARGET",
             help="Roles for people: kubernetes, jobset, trainjob, pytorchjob, rayjob.",
-            show_default=False,
         ),
     ] = None,
     machines: Annotated[str, typer.Option("--machines", metavar="N", help="Number of machines, for --on.")] = "2",

@@ -22,22 +22,18 @@ _TARGET = "kubernetes"
 def serve(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME@VERSION|FOLDER", help="Version of a registry, or a folder on a volume.", show_default=False
-        ),
+        typer.Argument(metavar="NAME@VERSION|FOLDER", help="Version of a registry, or a folder on a volume."),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Keys of launch, e.g. launch.image=...", show_default=False),
+        typer.Argument(metavar="KEY=VALUE", help="Keys of launch, e.g. launch.image=..."),
     ] = None,
     *,
-    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="kubernetes.", show_default=False)],
-    name: Annotated[
-        str | None, typer.Option(help="Name of the server; that of the model when not given.", show_default=False)
-    ] = None,
+    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="kubernetes.")],
+    name: Annotated[str | None, typer.Option(help="Name of the server; that of the model when not given.")] = None,
     registry: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER|URL", help="The registry, as pods see it.", show_default=False),
+        typer.Option(metavar="FOLDER|URL", help="The registry, as pods see it."),
     ] = None,
     replicas: Annotated[
         str, typer.Option(metavar="N or MIN:MAX", help="Number of pods; MIN:MAX writes an autoscaler.")
@@ -47,18 +43,15 @@ def serve(
         typer.Option(
             metavar="METRIC=VALUE",
             help="Scale on a metric of the pods; on processors if not given.",
-            show_default=False,
         ),
     ] = None,
-    key_secret: Annotated[
-        str | None, typer.Option(help="Secret with api-key; NAME-key when not given.", show_default=False)
-    ] = None,
+    key_secret: Annotated[str | None, typer.Option(help="Secret with api-key; NAME-key when not given.")] = None,
     tls_secret: Annotated[
-        str | None, typer.Option(help="Secret of type kubernetes.io/tls; NAME-tls when not given.", show_default=False)
+        str | None, typer.Option(help="Secret of type kubernetes.io/tls; NAME-tls when not given.")
     ] = None,
     serve_option: Annotated[
         list[str] | None,
-        typer.Option(help="One more option of headway serve, as --serve-option=--batch=64.", show_default=False),
+        typer.Option(help="One more option of headway serve, as --serve-option=--batch=64."),
     ] = None,
     dry_run: DryRunOption = False,
     out: OutOption = None,

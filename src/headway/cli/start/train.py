@@ -33,7 +33,6 @@ TextOrConfigArgument = Annotated[
     typer.Argument(
         metavar="FOLDER|CONFIG",
         help=f"Folder of text; or YAML file of the run, or a built-in preset ({PRESET_NAMES}).",
-        show_default=False,
     ),
 ]
 
@@ -77,7 +76,6 @@ def train(
             "--machines",
             metavar="N or MIN:MAX",
             help="Number of machines, each started with this command (HEADWAY_MACHINES).",
-            show_default=False,
         ),
     ] = None,
     node: Annotated[
@@ -86,14 +84,11 @@ def train(
             "--node",
             metavar="K",
             help="Number of this machine, from 0; machine 0 leads (HEADWAY_NODE).",
-            show_default=False,
         ),
     ] = None,
     lead: Annotated[
         str | None,
-        typer.Option(
-            "--lead", metavar="HOST:PORT", help="Address at which machine 0 listens (HEADWAY_LEAD).", show_default=False
-        ),
+        typer.Option("--lead", metavar="HOST:PORT", help="Address at which machine 0 listens (HEADWAY_LEAD)."),
     ] = None,
     workers: Annotated[
         str | None,
@@ -102,7 +97,6 @@ def train(
             "-w",
             metavar="N or MIN:MAX",
             help="Worker processes on this machine; MIN:MAX also continues with fewer when some are lost.",
-            show_default=False,
         ),
     ] = None,
     restart: Annotated[
@@ -121,12 +115,9 @@ def train(
             "--from",
             metavar="RUN|CHECKPOINT",
             help="Begin a new run from a checkpoint of another one, the newest or that of --step.",
-            show_default=False,
         ),
     ] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Step of the checkpoint for --from.", show_default=False)
-    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Step of the checkpoint for --from.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print what would run.")] = False,
     minutes: MinutesOption = None,
     size: SizeOption = None,

@@ -25,7 +25,7 @@ cost = typer.Typer(no_args_is_help=True, help="Show what a run has cost, and sim
 
 @cost.command()
 def show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of them.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory, or a folder of them.")],
     as_json: JsonOption = False,
 ) -> None:
     """Show what a run has spent until now, by part and by attempt; of a folder of runs, each run and the sum.
@@ -94,15 +94,13 @@ def _show_run(run: Path, as_json: bool) -> None:
 
 @cost.command()
 def simulate(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Recorded prices of one machine.", show_default=False)],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Recorded prices of one machine.")],
     *,
     hours: Annotated[float, typer.Option("--hours", min=0.01, help="Hours of training without interruptions.")],
     on_demand: Annotated[float, typer.Option("--on-demand", min=0.0001, help="Price on demand, $/hour.")],
     pause_above: Annotated[float, typer.Option("--pause-above", help="Pause above this price, $/hour.")],
     resume_below: Annotated[float, typer.Option("--resume-below", help="Resume below this price.")],
-    grow_below: Annotated[
-        float | None, typer.Option("--grow-below", help="Use all workers below this price.", show_default=False)
-    ] = None,
+    grow_below: Annotated[float | None, typer.Option("--grow-below", help="Use all workers below this price.")] = None,
     growth: Annotated[
         float, typer.Option("--growth", min=1.0, help="Speed and price with all workers, as a multiple.")
     ] = 1.0,
@@ -113,9 +111,7 @@ def simulate(
     save_every: Annotated[str, typer.Option("--save-every", help="Time between saves.")] = "10 min",
     min_run: Annotated[str, typer.Option("--min-run", help="Minimum time between a start and a pause.")] = "10 min",
     min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
-    zone: Annotated[
-        str | None, typer.Option("--zone", help="Zone, if the trace has several.", show_default=False)
-    ] = None,
+    zone: Annotated[str | None, typer.Option("--zone", help="Zone, if the trace has several.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a policy on recorded spot prices with on-demand machines and with spot machines that are never paused.

@@ -39,9 +39,7 @@ def build(
     tag: Annotated[
         str | None, typer.Option("--tag", help="Name of the image; the folder's and the target's when not given.")
     ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="Build argument.", show_default=False)
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="Build argument.")] = None,
     platform: Annotated[
         str | None, typer.Option("--platform", help="linux/amd64 or linux/arm64; this machine's when not given.")
     ] = None,
@@ -49,7 +47,7 @@ def build(
         str | None, typer.Option("--engine", help="docker or buildah; whichever answers when not given.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the image in the OCI layout.", show_default=False)
+        Path | None, typer.Option("--output", "-o", help="Folder for the image in the OCI layout.")
     ] = None,
 ) -> None:
     """Build an image with docker or buildah, and print the size of each layer.
@@ -83,7 +81,7 @@ def build(
 
 @image.command("layers")
 def layers(
-    layout: Annotated[Path, typer.Argument(metavar="FOLDER", help="Image in the OCI layout.", show_default=False)],
+    layout: Annotated[Path, typer.Argument(metavar="FOLDER", help="Image in the OCI layout.")],
     as_json: JsonOption = False,
 ) -> None:
     """Print the size of each layer of an image, and what made it.
@@ -104,7 +102,7 @@ def layers(
 def pin_files(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES", help="Dockerfiles, workflows, compose files.", show_default=False),
+        typer.Argument(metavar="FILES", help="Dockerfiles, workflows, compose files."),
     ],
     check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if something has a tag alone.")] = False,
 ) -> None:

@@ -30,7 +30,6 @@ OnOption = Annotated[
         "--on",
         metavar="TARGET",
         help="slurm, kubernetes, jobset, trainjob, pytorchjob, rayjob, ray, sky, metaflow, or package.module:NAME.",
-        show_default=False,
     ),
 ]
 DryRunOption = Annotated[
@@ -42,7 +41,6 @@ OutOption = Annotated[
         "--out",
         metavar="DIR",
         help="Folder for the files; a folder in the run directory when not given.",
-        show_default=False,
     ),
 ]
 WaitOption = Annotated[

@@ -47,12 +47,12 @@ prices = typer.Typer(cls=ListByDefault, help=HELP, subcommand_metavar="[COMMAND]
 
 @prices.command("list")
 def list_(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Accelerator, e.g. H100.", show_default=False)] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Accelerator, e.g. H100.")] = None,
     spot: Annotated[
-        bool | None, typer.Option("--spot/--on-demand", help="Only spot, or only on-demand prices.", show_default=False)
+        bool | None, typer.Option("--spot/--on-demand", help="Only spot, or only on-demand prices.")
     ] = None,
-    cloud: Annotated[str | None, typer.Option("--cloud", help="Cloud, e.g. aws.", show_default=False)] = None,
-    region: Annotated[str | None, typer.Option("--region", help="Region of a cloud.", show_default=False)] = None,
+    cloud: Annotated[str | None, typer.Option("--cloud", help="Cloud, e.g. aws.")] = None,
+    region: Annotated[str | None, typer.Option("--region", help="Region of a cloud.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the known prices of machines, the cheapest accelerator first; `list` may be left out.
@@ -72,7 +72,7 @@ def list_(
 
 @prices.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="SkyPilot's vms.csv of a cloud.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="SkyPilot's vms.csv of a cloud.")],
     cloud: Annotated[
         str | None, typer.Option("--cloud", help="Name of the cloud; that of the file's folder when not given.")
     ] = None,
@@ -94,12 +94,8 @@ def import_(
 
 @prices.command()
 def refresh(
-    cloud: Annotated[
-        Literal["aws", "azure", "gcp"], typer.Argument(metavar="aws|azure|gcp", help="Cloud.", show_default=False)
-    ],
-    region: Annotated[
-        list[str] | None, typer.Option("--region", help="Region; may be repeated.", show_default=False)
-    ] = None,
+    cloud: Annotated[Literal["aws", "azure", "gcp"], typer.Argument(metavar="aws|azure|gcp", help="Cloud.")],
+    region: Annotated[list[str] | None, typer.Option("--region", help="Region; may be repeated.")] = None,
 ) -> None:
     """Fetch the current prices of a cloud: AWS needs credentials, GCP an API key, Azure neither.
 

@@ -28,13 +28,9 @@ Exit codes: 0 written, 2 it is no wheel, or something that it needs is not insta
 
 
 def sbom(
-    wheel: Annotated[Path, typer.Argument(metavar="WHEEL", help="The file.", show_default=False)],
-    extra: Annotated[
-        list[str] | None, typer.Option("--extra", help="Extra of it that counts.", show_default=False)
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File; standard output when not given.", show_default=False)
-    ] = None,
+    wheel: Annotated[Path, typer.Argument(metavar="WHEEL", help="The file.")],
+    extra: Annotated[list[str] | None, typer.Option("--extra", help="Extra of it that counts.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File; standard output when not given.")] = None,
 ) -> None:
     """Run `headway sbom`."""
     check_folder(output)

@@ -56,61 +56,52 @@ def register(app: typer.Typer) -> None:
 
 def spot(
     ctx: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of the command.", show_default=False)],
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Command that trains.", show_default=False)
-    ] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of the command.")],
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Command that trains.")] = None,
     *,
     pause_above: Annotated[float, typer.Option("--pause-above", help="Pause above this price, $/hour.")],
     resume_below: Annotated[float, typer.Option("--resume-below", help="Resume below this price.")],
-    grow_below: Annotated[
-        float | None, typer.Option("--grow-below", help="Use all workers below this price.", show_default=False)
-    ] = None,
+    grow_below: Annotated[float | None, typer.Option("--grow-below", help="Use all workers below this price.")] = None,
     workers: Annotated[
         str | None,
-        typer.Option("--workers", metavar="MIN:MAX", help="Usual and largest number of workers.", show_default=False),
+        typer.Option("--workers", metavar="MIN:MAX", help="Usual and largest number of workers."),
     ] = None,
     machines: Annotated[
         str | None,
-        typer.Option("--machines", metavar="MIN:MAX", help="The same for machines of a launch.", show_default=False),
+        typer.Option("--machines", metavar="MIN:MAX", help="The same for machines of a launch."),
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option("--prices", help="File whose newest entry is the current price.", show_default=False),
+        typer.Option("--prices", help="File whose newest entry is the current price."),
     ] = None,
     price_command: Annotated[
-        str | None, typer.Option("--price-command", help="Shell command that prints the price.", show_default=False)
+        str | None, typer.Option("--price-command", help="Shell command that prints the price.")
     ] = None,
-    zone: Annotated[
-        str | None, typer.Option("--zone", help="Zone, if the file has several.", show_default=False)
-    ] = None,
+    zone: Annotated[str | None, typer.Option("--zone", help="Zone, if the file has several.")] = None,
     replay: Annotated[
         float | None,
-        typer.Option(
-            "--replay", min=1.0, help="Play --prices from its beginning, so many times as fast.", show_default=False
-        ),
+        typer.Option("--replay", min=1.0, help="Play --prices from its beginning, so many times as fast."),
     ] = None,
     place: Annotated[
         list[str] | None,
         typer.Option(
             "--place",
             metavar="'OFFER KEY=VALUE ...'",
-            show_default=False,
             help="An offer whose price counts, what the launch changes to get there, and traffic=USD, the price of a"
             " GiB between it and the remote tier; may be repeated.",
         ),
     ] = None,
     refresh: Annotated[
         str | None,
-        typer.Option("--refresh", help="Fetch new prices of the places so often.", show_default=False),
+        typer.Option("--refresh", help="Fetch new prices of the places so often."),
     ] = None,
     move_time: Annotated[
         str | None,
-        typer.Option("--move-time", help="Time of a move, where none was measured.", show_default=False),
+        typer.Option("--move-time", help="Time of a move, where none was measured."),
     ] = None,
     state_gib: Annotated[
         float | None,
-        typer.Option("--state-gib", min=0.0, help="Size of a checkpoint, where none was measured.", show_default=False),
+        typer.Option("--state-gib", min=0.0, help="Size of a checkpoint, where none was measured."),
     ] = None,
     every: Annotated[str, typer.Option("--every", help="Time between two checks of the price.")] = "1 min",
     min_run: Annotated[str, typer.Option("--min-run", help="Minimum time between a start and a pause.")] = "10 min",

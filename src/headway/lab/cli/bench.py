@@ -78,7 +78,7 @@ without --again and --failed-again).
 
 bench = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="SUITE|COMMAND [ARGS]...")
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of results.", show_default=False)]
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of results.")]
 
 
 @bench.command("run", help=_RUN_HELP)
@@ -88,7 +88,7 @@ def run(
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder of results; bench/SUITE when not given.", show_default=False),
+        typer.Option("--output", "-o", help="Folder of results; bench/SUITE when not given."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells and the missing measurements, and stop.")
@@ -104,11 +104,9 @@ def run(
         str,
         typer.Option("--part", metavar="K/N", help="Measure every N-th cell, from the K-th on, into a folder part-K."),
     ] = "1/1",
-    retries: Annotated[
-        int | None, typer.Option("--retries", min=0, help="Further tries after a failed one.", show_default=False)
-    ] = None,
+    retries: Annotated[int | None, typer.Option("--retries", min=0, help="Further tries after a failed one.")] = None,
     timeout: Annotated[
-        int | None, typer.Option("--timeout", min=1, help="Time limit of a measurement in seconds.", show_default=False)
+        int | None, typer.Option("--timeout", min=1, help="Time limit of a measurement in seconds.")
     ] = None,
     launcher: Annotated[
         str,
@@ -123,7 +121,6 @@ def run(
         typer.Option(
             "--print-results/--no-print-results",
             help="Also print results for logs; the default if standard error is not a terminal.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -166,7 +163,7 @@ def report(
     folder: FolderArgument,
     compare: Annotated[
         Path | None,
-        typer.Option("--compare", metavar="DIR", help="Folder of earlier results to compare with.", show_default=False),
+        typer.Option("--compare", metavar="DIR", help="Folder of earlier results to compare with."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -187,10 +184,9 @@ def collect(
         typer.Argument(
             metavar="SOURCE...",
             help="Logs, folders, launched runs, - (standard input), kubectl:POD, slurm:JOB, ray:JOB.",
-            show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of results.")],
     as_json: JsonOption = False,
 ) -> None:
     """Find the results that were printed to logs, and write them to a folder of results.

@@ -100,7 +100,6 @@ def drill(
             "--remote",
             metavar="URL",
             help="Folder for remote checkpoints of the copies (s3://..., file:///...); a folder here when not given.",
-            show_default=False,
         ),
     ] = None,
     every: Annotated[
@@ -109,19 +108,15 @@ def drill(
     ] = None,
     loss: Annotated[
         list[str] | None,
-        typer.Option("--loss", help="disk, remote or newest; may be repeated. All when not given.", show_default=False),
+        typer.Option("--loss", help="disk, remote or newest; may be repeated. All when not given."),
     ] = None,
     max_recovery: Annotated[
         str | None,
-        typer.Option(
-            "--max-recovery", metavar="TIME", help="Limit on the recovery time, e.g. 60s.", show_default=False
-        ),
+        typer.Option("--max-recovery", metavar="TIME", help="Limit on the recovery time, e.g. 60s."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="New folder for copies, logs, drill.html and drill.json.", show_default=False
-        ),
+        typer.Option("--output", "-o", help="New folder for copies, logs, drill.html and drill.json."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -166,7 +161,6 @@ def campaign(
             metavar="URL",
             help="Folder for remote checkpoints (s3://..., file:///...): uploads are killed too, and local checkpoints"
             " are lost.",
-            show_default=False,
         ),
     ] = None,
     max_recovery: Annotated[
@@ -175,7 +169,6 @@ def campaign(
             "--max-recovery",
             metavar="TIME",
             help="Limit on the time from a kill to the next new step (recovery time objective), e.g. 10s.",
-            show_default=False,
         ),
     ] = None,
     max_overhead: Annotated[
@@ -184,7 +177,6 @@ def campaign(
             "--max-overhead",
             metavar="TIME",
             help="Limit on Headway's part of it: starting new workers, and finding and loading a checkpoint.",
-            show_default=False,
         ),
     ] = None,
     machines: Annotated[
@@ -207,9 +199,7 @@ def campaign(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="New folder for runs, logs and chaos.json, which are kept.", show_default=False
-        ),
+        typer.Option("--output", "-o", help="New folder for runs, logs and chaos.json, which are kept."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -47,9 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="Runs, exported models, groups.", show_default=False)
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Runs, exported models, groups.")],
     *,
     data: Annotated[
         Path | None,

@@ -49,9 +49,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="YAML file of a run.", show_default=False)
-    ] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML file of a run.")] = None,
     overrides: OverridesArgument = None,
     *,
     communication: Annotated[
@@ -59,18 +57,16 @@ def doctor(
     ] = False,
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", "-w", min=1, help="Number of workers; one per GPU, or 2, when not given.", show_default=False
-        ),
+        typer.Option("--workers", "-w", min=1, help="Number of workers; one per GPU, or 2, when not given."),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Device of the workers: auto, cuda or cpu.")] = "auto",
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", help="Sizes of the arrays in bytes, e.g. 64Ki,1Mi,16Mi.", show_default=False),
+        typer.Option("--sizes", help="Sizes of the arrays in bytes, e.g. 64Ki,1Mi,16Mi."),
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option("--profile", help="NCCL profile: auto, none, ethernet, ...", show_default=False),
+        typer.Option("--profile", help="NCCL profile: auto, none, ethernet, ..."),
     ] = None,
     export: Annotated[bool, typer.Option("--export", help="Print the NCCL profile as shell commands instead.")] = False,
     disk: Annotated[bool, typer.Option("--disk", help="Also write and sync 64 MiB in each folder.")] = False,

@@ -72,19 +72,16 @@ def plan(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     *,
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", help="Machines: 8xH100, 64xA100-40GB, cpu.", show_default=False)
-    ] = None,
+    gpus: Annotated[str | None, typer.Option("--gpus", help="Machines: 8xH100, 64xA100-40GB, cpu.")] = None,
     per_node: Annotated[
         int | None,
-        typer.Option("--per-node", min=1, help="Accelerators per machine; up to 8 when not given.", show_default=False),
+        typer.Option("--per-node", min=1, help="Accelerators per machine; up to 8 when not given."),
     ] = None,
     interconnect: Annotated[
         str | None,
         typer.Option(
             "--interconnect",
             help="Network of the machines: ndr, hdr (a port per GPU), ethernet-400, -100, -25, -10 (one per machine).",
-            show_default=False,
         ),
     ] = None,
     memory_gib: Annotated[
@@ -93,7 +90,6 @@ def plan(
             "--memory-gib",
             min=0.1,
             help="Memory of one accelerator in GiB, if it is unknown or not the usual one.",
-            show_default=False,
         ),
     ] = None,
     tokens_per_second: Annotated[
@@ -102,7 +98,6 @@ def plan(
             "--tokens-per-second",
             min=1e-9,
             help="Measured tokens per second of all workers together, with the config as it is.",
-            show_default=False,
         ),
     ] = None,
     deadline: Annotated[
@@ -110,7 +105,6 @@ def plan(
         typer.Option(
             "--deadline",
             help="Also find the cheapest known offer that finishes in this time, e.g. 12h.",
-            show_default=False,
         ),
     ] = None,
     budget: Annotated[
@@ -118,7 +112,6 @@ def plan(
         typer.Option(
             "--budget",
             help="Also find the fastest known offer for at most this many dollars, e.g. 200.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -76,7 +76,7 @@ used, 6 the budget is spent, 75 stopped (run again).
 
 tune = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="CONFIG|COMMAND [ARGS]...")
 
-StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY", help="Folder of the study.", show_default=False)]
+StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY", help="Folder of the study.")]
 #: Trials that a dry run draws.
 _SHOWN_TRIALS = 3
 
@@ -84,7 +84,7 @@ _SHOWN_TRIALS = 3
 @tune.command("run", help=_RUN_HELP)
 def run(
     config: ConfigArgument,
-    space: Annotated[Path, typer.Argument(metavar="SPACE", help="YAML file of the space.", show_default=False)],
+    space: Annotated[Path, typer.Argument(metavar="SPACE", help="YAML file of the space.")],
     overrides: OverridesArgument = None,
     *,
     trials: Annotated[int | None, typer.Option("--trials", min=1, help="Number of trials in all.")] = None,

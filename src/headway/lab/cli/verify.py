@@ -37,7 +37,7 @@ def verify(
     steps: Annotated[int, typer.Option("--steps", min=4, help="Steps of each training.")] = 10,
     other_workers: Annotated[
         int | None,
-        typer.Option("--other-workers", min=1, help="Workers of the elastic check.", show_default=False),
+        typer.Option("--other-workers", min=1, help="Workers of the elastic check."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -35,7 +35,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def list_(
-    name: Annotated[str | None, typer.Argument(help="Model; all when not given.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Model; all when not given.")] = None,
     place: RegistryOption = None,
     option: StorageOption = None,
     json: JsonOption = False,
@@ -147,9 +147,7 @@ def show(
 
 def card(
     version: VersionArgument,
-    output: Annotated[
-        Path | None, typer.Option(help="File to write; standard output when not given.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write; standard output when not given.")] = None,
     place: RegistryOption = None,
     option: StorageOption = None,
 ) -> None:
@@ -172,7 +170,7 @@ def card(
 def verify(
     version: Annotated[
         str | None,
-        typer.Argument(metavar="NAME or NAME@VERSION", help="All models when not given.", show_default=False),
+        typer.Argument(metavar="NAME or NAME@VERSION", help="All models when not given."),
     ] = None,
     place: RegistryOption = None,
     option: StorageOption = None,

@@ -24,18 +24,15 @@ RegistryOption = Annotated[
         "--registry",
         metavar="FOLDER|URL",
         help="The registry; HEADWAY_REGISTRY or the folder registry when not given.",
-        show_default=False,
     ),
 ]
 VersionArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="NAME@VERSION", help="A version by number or alias; the newest for a name.", show_default=False
-    ),
+    typer.Argument(metavar="NAME@VERSION", help="A version by number or alias; the newest for a name."),
 ]
 KeyOption = Annotated[
     Path | None,
-    typer.Option("--key", metavar="PEM", help="Public key that has to verify the signatures.", show_default=False),
+    typer.Option("--key", metavar="PEM", help="Public key that has to verify the signatures."),
 ]
 
 

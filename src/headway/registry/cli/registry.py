@@ -60,11 +60,9 @@ def register(app: typer.Typer) -> None:
 
 @registry.command()
 def add(
-    model: Annotated[
-        str, typer.Argument(metavar="RUN|FOLDER|hf://ORG/NAME", help="What to register.", show_default=False)
-    ],
+    model: Annotated[str, typer.Argument(metavar="RUN|FOLDER|hf://ORG/NAME", help="What to register.")],
     *,
-    name: Annotated[str, typer.Option(help="Name of the model.", show_default=False)],
+    name: Annotated[str, typer.Option(help="Name of the model.")],
     place: RegistryOption = None,
     option: StorageOption = None,
     step: StepOption = None,
@@ -73,18 +71,12 @@ def add(
     ] = False,
     dtype: DtypeOption = "fp32",
     merge: Annotated[bool, typer.Option("--merge", help="Merge a run's adapter into its model.")] = False,
-    benchmarks: Annotated[
-        Path | None, typer.Option(help="Results of headway benchmark --json to add.", show_default=False)
-    ] = None,
-    licence: Annotated[
-        str | None, typer.Option("--licence", "--license", help="Identifier of SPDX.", show_default=False)
-    ] = None,
-    parent: Annotated[
-        str | None, typer.Option(help="Version or model that this one continues.", show_default=False)
-    ] = None,
+    benchmarks: Annotated[Path | None, typer.Option(help="Results of headway benchmark --json to add.")] = None,
+    licence: Annotated[str | None, typer.Option("--licence", "--license", help="Identifier of SPDX.")] = None,
+    parent: Annotated[str | None, typer.Option(help="Version or model that this one continues.")] = None,
     sign: Annotated[
         Path | None,
-        typer.Option(metavar="PEM", help="Private key to sign with (OpenSSF model-signing).", show_default=False),
+        typer.Option(metavar="PEM", help="Private key to sign with (OpenSSF model-signing)."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -127,7 +119,7 @@ def add(
 @registry.command()
 def alias(
     version: VersionArgument,
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="prod, candidate, ...", show_default=False)],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="prod, candidate, ...")],
     *,
     place: RegistryOption = None,
     option: StorageOption = None,
@@ -136,11 +128,11 @@ def alias(
     ),
     data: Annotated[
         str | None,
-        typer.Option(help="For prod: token store to compare on; that of the run when not given.", show_default=False),
+        typer.Option(help="For prod: token store to compare on; that of the run when not given."),
     ] = None,
     force: Annotated[
         str | None,
-        typer.Option("--force", metavar="REASON", help="Set it although a check fails; recorded.", show_default=False),
+        typer.Option("--force", metavar="REASON", help="Set it although a check fails; recorded."),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the alias; its history stays.")] = False,
     json: JsonOption = False,

@@ -28,9 +28,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def pull(
     version: VersionArgument,
-    folder: Annotated[
-        Path | None, typer.Argument(help="New folder; a cache when not given.", show_default=False)
-    ] = None,
+    folder: Annotated[Path | None, typer.Argument(help="New folder; a cache when not given.")] = None,
     *,
     place: RegistryOption = None,
     option: StorageOption = None,
@@ -67,16 +65,12 @@ def pull(
 
 def push(
     version: VersionArgument,
-    target: Annotated[
-        str, typer.Argument(metavar="hf://ORG/NAME|mlflow:NAME", help="Where to send it.", show_default=False)
-    ],
+    target: Annotated[str, typer.Argument(metavar="hf://ORG/NAME|mlflow:NAME", help="Where to send it.")],
     *,
     place: RegistryOption = None,
     option: StorageOption = None,
     private: Annotated[bool, typer.Option("--private/--public", help="Who may see it on the Hub.")] = True,
-    alias: Annotated[
-        str | None, typer.Option(help="For MLflow: alias that points to it there.", show_default=False)
-    ] = None,
+    alias: Annotated[str | None, typer.Option(help="For MLflow: alias that points to it there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")] = False,
 ) -> None:
     """Mirror a version, verified and with its card: to the Hugging Face Hub, or to a registered model of MLflow.

@@ -55,9 +55,9 @@ def plan(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
     *,
-    output: Annotated[Path | None, typer.Option(help="Write a page (HTML) to this file.", show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option(help="Write a page (HTML) to this file.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show what an experiment has decided, when and why. It may be running.

@@ -63,12 +63,10 @@ def serve(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    name: Annotated[
-        str | None, typer.Option(help="Name that clients ask for; that of MODEL when not given.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name that clients ask for; that of MODEL when not given.")] = None,
     registry: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER|URL", help="The registry, as for headway registry.", show_default=False),
+        typer.Option(metavar="FOLDER|URL", help="The registry, as for headway registry."),
     ] = None,
     option: StorageOption = None,
     step: StepOption = None,
@@ -78,7 +76,7 @@ def serve(
     ] = "auto",
     engine_option: Annotated[
         list[str] | None,
-        typer.Option(help="One more argument of vLLM, as --engine-option=--dtype=bfloat16.", show_default=False),
+        typer.Option(help="One more argument of vLLM, as --engine-option=--dtype=bfloat16."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Most sequences in a step; a power of two.", min=1, max=256)] = 32,
     exact: Annotated[
@@ -97,15 +95,13 @@ def serve(
     follow_seconds: Annotated[float, typer.Option(help="Time between two looks at an alias.", min=0.1)] = 10.0,
     split: Annotated[
         str | None,
-        typer.Option(help="Two aliases of MODEL with their shares: prod=90,candidate=10.", show_default=False),
+        typer.Option(help="Two aliases of MODEL with their shares: prod=90,candidate=10."),
     ] = None,
-    experiment: Annotated[
-        Path | None, typer.Option(help="Folder of the experiment, with --split.", show_default=False)
-    ] = None,
+    experiment: Annotated[Path | None, typer.Option(help="Folder of the experiment, with --split.")] = None,
     effect: EffectOption = 0.02,
     alpha: AlphaOption = 0.05,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM).", show_default=False)] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).", show_default=False)] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate of the server (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
 ) -> None:
     """Run `headway serve`."""
     _check_installed()

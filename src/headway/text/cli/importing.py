@@ -37,30 +37,22 @@ def register(group: typer.Typer) -> None:
 
 
 def import_(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="megatron, nanogpt or datatrove.", show_default=False)],
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Prefixes, files or folders.", show_default=False)
-    ],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="megatron, nanogpt or datatrove.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Prefixes, files or folders.")],
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the new store.", show_default=False)],
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="The tokenizer that wrote the ids.", show_default=False)
-    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the new store.")],
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="The tokenizer that wrote the ids.")] = None,
     end_of_text: Annotated[
         str | None,
-        typer.Option(
-            "--end-of-text", help="Token that ends documents, if not the tokenizer's own.", show_default=False
-        ),
+        typer.Option("--end-of-text", help="Token that ends documents, if not the tokenizer's own."),
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(
-            "--name", help="Name of the source; once for each source, or once for all files.", show_default=False
-        ),
+        typer.Option("--name", help="Name of the source; once for each source, or once for all files."),
     ] = None,
     validation: Annotated[
         list[str] | None,
-        typer.Option("--validation", help="Files for validation; may be repeated.", show_default=False),
+        typer.Option("--validation", help="Files for validation; may be repeated."),
     ] = None,
     validation_share: Annotated[
         float | None,
@@ -69,7 +61,6 @@ def import_(
             min=0.0,
             max=0.99,
             help="Share of documents held out, by a hash of their ids; 0.05 unless there are files for validation.",
-            show_default=False,
         ),
     ] = None,
     dtype: Annotated[
@@ -77,7 +68,6 @@ def import_(
         typer.Option(
             "--dtype",
             help="Type of nanogpt's ids: uint16 or uint32; the one that the vocabulary needs when not given.",
-            show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing store.")] = False,

@@ -42,9 +42,7 @@ _DUPLICATES = {
 _REASONS = 3
 
 
-StoreArgument = Annotated[
-    Path, typer.Argument(metavar="STORE|CONFIG", help="Token store, or YAML file of a run.", show_default=False)
-]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE|CONFIG", help="Token store, or YAML file of a run.")]
 
 
 def inspect(

@@ -95,7 +95,6 @@ def inspect(
         typer.Argument(
             metavar="PATH|CONFIG",
             help="A tokenizer (tokenizer.json, .model, .tiktoken, a folder, a token store), or YAML file of a run.",
-            show_default=False,
         ),
     ],
     overrides: OverridesArgument = None,
@@ -161,7 +160,6 @@ def compare(
             metavar="PATH|KEY=VALUE",
             help="Tokenizers: files or folders of any format, token stores; and overrides. "
             "The config's own tokenizer when none is given.",
-            show_default=False,
         ),
     ] = None,
     sample: Annotated[

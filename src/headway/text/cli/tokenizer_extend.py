@@ -14,7 +14,7 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 
 TokenOption = Annotated[
     list[str] | None,
-    typer.Option("--token", "-t", help="A token that any text may contain; several are allowed.", show_default=False),
+    typer.Option("--token", "-t", help="A token that any text may contain; several are allowed."),
 ]
 SpecialOption = Annotated[
     list[str] | None,
@@ -22,14 +22,13 @@ SpecialOption = Annotated[
         "--special-token",
         "-s",
         help="A token for chat templates, which no text becomes.",
-        show_default=False,
     ),
 ]
 
 
 def extend(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face model.", show_default=False)],
-    output: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.", show_default=False)],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face model.")],
+    output: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
     token: TokenOption = None,
     special_token: SpecialOption = None,
     json: JsonOption = False,

@@ -24,13 +24,11 @@ def export(
     ] = "kube-prometheus-stack",
     image: Annotated[
         str | None,
-        typer.Option(
-            "--image", help="Image with Headway: also write a Deployment of the exporter.", show_default=False
-        ),
+        typer.Option("--image", help="Image with Headway: also write a Deployment of the exporter."),
     ] = None,
     claim: Annotated[
         str | None,
-        typer.Option("--claim", metavar="NAME", help="Volume claim with the runs that it reads.", show_default=False),
+        typer.Option("--claim", metavar="NAME", help="Volume claim with the runs that it reads."),
     ] = None,
 ) -> None:
     """Write the alert rules as YAML, for rule_files of Prometheus.

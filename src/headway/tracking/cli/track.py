@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def track(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="RUN", help="Run directories; with --sweep folders of runs.", show_default=False),
+        typer.Argument(metavar="RUN", help="Run directories; with --sweep folders of runs."),
     ] = None,
     to: Annotated[
         list[str] | None,
@@ -46,7 +46,6 @@ def track(
             metavar="TRACKER",
             help="mlflow, opentelemetry, tensorboard, trackio, wandb or module:Class, or with keys as in `track` of a"
             " config; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Send what is there now, and do not follow.")] = False,
@@ -60,7 +59,6 @@ def track(
             "--model",
             metavar="DIR",
             help="Also log the model that `headway export` wrote there, to MLflow.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
