@@ -253,7 +253,12 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
     app.callback()(_root)
     gc.disable()  # code that loads leaves no garbage, and a tenth of its time went into looking for some
     for verb in verbs:
-        import_module(f"headway.{VERBS[verb].package}.{verb}").register(app)
+        module = import_module(f"headway.{VERBS[verb].package}.{verb}")
+        found = getattr(module, verb, None) or getattr(module, f"{verb}_")  # `eval_`: Python has an `eval`
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=verb)
+        else:
+            app.command(verb, help=getattr(module, "HELP", None))(found)
     gc.freeze()
     gc.enable()
     added: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from headway.checkpoint.store import CheckpointStore
-from headway.cli.runs import checkpoints as verb
+from headway.cli.application import application
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.storage import client
 from support.states import save
 
-app = typer.Typer()
-verb.register(app)
+app = application(["checkpoints"])
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from headway.checkpoint.discovery import bring, find_latest
@@ -34,7 +33,7 @@ from headway.checkpoint.save.parts import CheckpointPart
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints
-from headway.cli.runs import checkpoints as verb
+from headway.cli.application import application
 from headway.config import RemoteConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import CheckpointError, ConfigError
@@ -95,8 +94,7 @@ def test_without_the_key_verify_says_that_the_signature_is_not_checked(
 ) -> None:
     monkeypatch.setenv("HEADWAY_SIGNING_KEY", SECRET)
     save(CheckpointStore(tmp_path / "signed", sign_with=key_to_sign_with()), 1)
-    app = typer.Typer()
-    verb.register(app)
+    app = application(["checkpoints"])
 
     def verify(name: str, *more: str) -> str:
         result = CliRunner().invoke(app, ["checkpoints", "verify", f"{scheme}{tmp_path / name}", *more])

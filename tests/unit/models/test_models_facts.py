@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
-from headway.cli.models import models as verb
+from headway.cli.application import application
 from headway.config import SHAPES, ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.build import complete
@@ -82,9 +81,8 @@ def test_cache_bytes_are_those_of_a_cache() -> None:
 
 
 def _models(*arguments: str) -> str:
-    app = typer.Typer()
-    verb.register(app)
-    result = CliRunner().invoke(app, arguments)
+    app = application(["models"])
+    result = CliRunner().invoke(app, ["models", *arguments])
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -21,7 +21,7 @@ from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
 from headway.models.versions import ModelVersion, Registry, open_registry
 from headway.registry.aliases import next_change, put_change
-from headway.serve.cli.serve import serve
+from headway.serve.cli.serve import run as serve
 from headway.serve.experiment.split import Split
 from headway.training.evaluation.inference import export_trained, load_trained
 from support.chat import conversation

@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from headway.cli.runs import report as report_verb
-from headway.cli.runs import runs as runs_verb
+from headway.cli.application import application
 from headway.command_line import print_json
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.telemetry.goodput import goodput_of
@@ -73,10 +71,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(make_run: MakeRun, tmp_p
 
 
 def invoke(*arguments: str) -> str:
-    app = typer.Typer()
-    runs_verb.register(app)
-    report_verb.register(app)
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(application(["runs", "report"]), list(arguments))
     if isinstance(result.exception, HeadwayError):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -169,8 +164,7 @@ def test_the_metrics_of_a_run_are_listed_with_their_values(tmp_path: Path) -> No
     loss = found["train/loss"]
     assert (loss.values, loss.last_step, loss.lowest, loss.highest) == (3, 3, 2.5, 4.0) and math.isnan(loss.last)
     assert found["own/score"].unit is None and found["speed/step_seconds"].unit == "seconds"
-    app = typer.Typer()
-    runs_verb.register(app)
+    app = application(["runs"])
     shown = CliRunner().invoke(app, ["runs", "metrics", str(tmp_path / "mine")])
     lines = [line.split() for line in shown.output.splitlines()]
     assert lines[0] == ["NAME", "LAST", "AT", "STEP", "LOWEST", "HIGHEST", "VALUES", "UNIT"]

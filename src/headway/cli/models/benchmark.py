@@ -23,11 +23,6 @@ its own. Without --download nothing asks the Hub: data are local files, or in th
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("benchmark", help=HELP)(benchmark)
-
-
 def benchmark(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     *,

@@ -37,11 +37,6 @@ COMMANDS = """/reset         begin a new conversation; the system message stays
 Ctrl-C stops an answer; pressed again, it quits. A message that begins with // is sent with one /."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("chat", help=HELP)(chat)
-
-
 def chat(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory, Hugging Face folder, or adapter.")],
     *,

@@ -25,11 +25,6 @@ GPU. transformers loads the folder: AutoModelForCausalLM.from_pretrained("small-
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("compress", help=HELP)(compress)
-
-
 def compress(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     output: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],

@@ -20,12 +20,7 @@ headway eval exported-model --store data/quickstart
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("eval", help=HELP)(evaluate)
-
-
-def evaluate(
+def eval_(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     *,
     step: StepOption = None,

@@ -22,11 +22,6 @@ Load it with transformers: AutoModelForCausalLM.from_pretrained("my-model").
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("export", help=HELP)(export)
-
-
 def export(
     run: RunArgument,
     output: Annotated[

@@ -24,11 +24,6 @@ echo "class Parser:" | headway generate runs/quickstart --prompt -
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("generate", help=HELP)(generate)
-
-
 def generate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     *,

@@ -22,11 +22,6 @@ headway merge runs/my-adapter my-model --dtype bf16
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("merge", help=HELP)(merge)
-
-
 def merge(
     run: RunArgument,
     output: Annotated[

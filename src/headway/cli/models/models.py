@@ -25,11 +25,6 @@ headway models --json
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("models", help=HELP)(models)
-
-
 def models(
     vocab: Annotated[int, typer.Option("--vocab", min=1, help="Size of the vocabulary.")] = 32_000,
     sequence_length: Annotated[

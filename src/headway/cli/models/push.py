@@ -29,11 +29,6 @@ The token comes from the environment variable HF_TOKEN. A new repository is priv
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("push", help=HELP)(push)
-
-
 def push(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Run directory or Hugging Face folder.")],
     repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Repository on the Hub.")],

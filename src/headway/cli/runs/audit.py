@@ -100,8 +100,3 @@ def _who(line: Mapping[str, Any]) -> str:
 def _what(line: Mapping[str, Any]) -> str:
     facts = [f"{key}={value}" for key, value in line.items() if key not in _COLUMNS]
     return "; ".join([*([str(line["command"])] if "command" in line else []), *facts])
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(audit, name="audit")

@@ -13,7 +13,7 @@ from headway.checkpoint.index import LOCAL, CheckpointIndex, Place, entry_of
 from headway.checkpoint.transfer import is_url, local_folders, remote_manifests
 from headway.checkpoint.verify import verify_checkpoint
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
-from headway.cli.runs import checkpoints_manage
+from headway.cli.runs.checkpoints_manage import copy, diff, lifecycle, prune, reseal, restore
 from headway.command_line import JsonOption, StorageOption, print_json, print_table, storage_options
 from headway.core.console import notice, print_line, progress, warning
 from headway.core.errors import CheckpointError
@@ -184,7 +184,5 @@ def _lines(result: Verification) -> list[str]:
     return [f"{name}: damaged", *(f"  {damage}" for damage in result.damage)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    checkpoints_manage.add_commands(checkpoints)
-    app.add_typer(checkpoints, name="checkpoints")
+for verb in (diff, prune, copy, restore, reseal, lifecycle):
+    checkpoints.command()(verb)

@@ -257,11 +257,3 @@ def _difference_row(difference: TensorDifference, values: bool) -> list[str]:
         f"{difference.largest_absolute:.3g}",
         f"{difference.largest_relative:.3g}",
     ]
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to `headway checkpoints`, if they are not there yet."""
-    known = {command.callback for command in app.registered_commands}
-    for command in (diff, prune, copy, restore, reseal, lifecycle):
-        if command not in known:
-            app.command()(command)

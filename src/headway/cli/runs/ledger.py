@@ -32,11 +32,6 @@ headway ledger /backup/runs/big --store /data/store
 _DECIDED = {"skip": "not updated with", "rollback": "left out", "stop": "stopped at"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("ledger", help=HELP)(ledger)
-
-
 def ledger(
     run: RunArgument,
     store: Annotated[Path | None, typer.Option("--store", help="Token store, if it was moved.")] = None,

@@ -28,8 +28,3 @@ def report(
     check_folder(output)
     with writing(output or run):
         print_line(str(write_report(run, output)))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command()(report)

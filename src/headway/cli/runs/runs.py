@@ -239,7 +239,4 @@ def _known(value: int | None) -> str:
     return "n/a" if value is None else f"{value:,}"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    runs.command("compare", help=COMPARE_HELP)(compare)
-    app.add_typer(runs, name="runs")
+runs.command(help=COMPARE_HELP)(compare)

@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from headway.config import Config
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    group = typer.Typer(no_args_is_help=True)
-    group.command("new", help=NEW)(new)
-    group.command("show", help=SHOW)(show)
-    group.command("check", help=CHECK)(check)
-    group.command("explain", help=EXPLAIN)(explain)
-    group.command("schema", help=SCHEMA)(schema)
-    group.command("presets", help=PRESETS)(presets)
-    app.add_typer(group, name="config", help="Make, show, check and explain configs.")
-
-
 NEW = """Write a config for a folder of text, as headway train FOLDER would make it.
 
 It looks at the files, rehearses the first steps on this machine, and prints YAML with the plan as a comment.
@@ -280,3 +268,8 @@ def presets(
         print_lines("\n".join(["| preset | for |", "|---|---|", *rows]))
     else:
         print_table(["PRESET", "FOR"], [[name, use] for name, use in found.items()])
+
+
+config = typer.Typer(no_args_is_help=True, help="Make, show, check and explain configs.")
+for verb, text in ((new, NEW), (show, SHOW), (check, CHECK), (explain, EXPLAIN), (schema, SCHEMA), (presets, PRESETS)):
+    config.command(help=text)(verb)

@@ -15,12 +15,7 @@ headway help checkpoints
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("help", help=HELP)(show_help)
-
-
-def show_help(
+def help_(
     context: typer.Context,
     verb: str | None = typer.Argument(None, metavar="VERB", help="The verb; all when not given."),
 ) -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.start import launch_bench, launch_policy, launch_serve
+from headway.cli.start.launch_bench import bench
+from headway.cli.start.launch_policy import policy
+from headway.cli.start.launch_serve import serve
 from headway.clouds.cli.launching import (
     DryRunOption,
     OnOption,
@@ -279,9 +281,5 @@ def wait(run: RunArgument) -> None:
     wait_for_job(run, *find_launched(run))
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    launch_bench.add_commands(launch)
-    launch_policy.add_commands(launch)
-    launch_serve.add_commands(launch)
-    app.add_typer(launch, name="launch")
+for verb in (bench, policy, serve):
+    launch.command()(verb)

@@ -48,8 +48,3 @@ def bench(
 def _table(job: Job) -> tuple[list[list[str]], str]:
     what = [["suite", job.name.removeprefix("bench-")], ["parts", str(job.parts)], ["machines", job.machine_range]]
     return [*what, ["GPUs", gpus_text(job)]], ""
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(bench)

@@ -61,8 +61,3 @@ def policy(
     with exact_results():
         print_text(yaml_text(documents))
     notice("apply it with: kubectl apply --filename roles.yaml")
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(policy)

@@ -123,8 +123,3 @@ def _bounds(text: str) -> tuple[int, int]:
     if not low.isdecimal() or not (high or low).isdecimal():
         raise ConfigError(f"'{text}' is no number of pods", where="--replicas", fix="--replicas 2, or --replicas 1:4")
     return int(low), int(high or low)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    app.command()(serve)

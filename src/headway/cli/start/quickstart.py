@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-import typer
-
 from headway.api import leave_report, train
 from headway.command_line import OverridesArgument
 from headway.config import load_config
@@ -43,11 +41,6 @@ NEXT = (
     ("headway verify quickstart{overrides}", "prove that kills do not change a bit"),
     ("headway train quickstart{overrides} name=longer {store} train.steps=4000", "train for longer"),
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("quickstart", help=HELP)(quickstart)
 
 
 def quickstart(overrides: OverridesArgument = None) -> None:

@@ -61,11 +61,6 @@ reached, 7 cancelled, 75 preempted (run again).
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("train", help=HELP)(train)
-
-
 def train(
     config: TextOrConfigArgument,
     overrides: OverridesArgument = None,

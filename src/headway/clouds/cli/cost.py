@@ -172,8 +172,3 @@ def trace(
     """
     every_seconds = seconds_of(every, "--every")
     print_text(as_csv(make_trace(seed, days=days, spikes=spikes, usual_usd=usd, every_seconds=every_seconds)).rstrip())
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(cost, name="cost")

@@ -139,8 +139,3 @@ def _short(made_by: str) -> str:
     text = made_by.removeprefix("/bin/sh -c ").removeprefix("#(nop) ").replace("RUN ", "")
     words = [word for word in text.split() if not word.startswith(("--mount", "|"))]
     return " ".join(words)[:70]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(image, name="image")

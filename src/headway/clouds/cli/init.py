@@ -34,11 +34,6 @@ Exit codes: 0 done, 1 --update left conflicts to solve, 2 usage; nothing was cha
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("init", help=HELP)(init)
-
-
 def init(
     folder: Annotated[
         Path | None, typer.Argument(metavar="FOLDER", help="Folder of the project; with --update, this one by default.")

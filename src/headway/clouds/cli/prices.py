@@ -153,8 +153,3 @@ def _history(offer: Offer) -> str:
     prices = [price for _, price in offer.history]
     days = (offer.history[-1][0] - offer.history[0][0]).days + 1
     return f"{min(prices):,.2f} to {max(prices):,.2f} in {days} d"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(prices, name="prices")

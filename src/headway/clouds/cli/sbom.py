@@ -43,8 +43,3 @@ def sbom(
     with writing(output), atomic_write(output, "w") as file:
         file.write(text)
     notice(f"wrote {output}: {len(found['components'])} packages")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("sbom", help=HELP)(sbom)

@@ -49,11 +49,6 @@ the run saved and its job removed.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("spot", help=HELP)(spot)
-
-
 def spot(
     ctx: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of the command.")],

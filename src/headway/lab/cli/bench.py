@@ -239,11 +239,6 @@ def schema() -> None:
     print_json(of_result())
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    app.add_typer(bench, name="bench")
-
-
 def _report_results(folder: Path, as_json: bool, compare: Path | None = None) -> None:
     """Write the report, and print a summary of it."""
     found = load_report(folder, compare)

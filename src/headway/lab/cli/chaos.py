@@ -85,11 +85,6 @@ chaos = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(chaos, name="chaos")
-
-
 @chaos.command("drill", help=_DRILL_HELP)
 def drill(
     run: RunArgument,

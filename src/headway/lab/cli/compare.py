@@ -41,11 +41,6 @@ printed, with all that could be compared.
 PAGE = Path("compare.html")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("compare", help=HELP)(compare)
-
-
 def compare(
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Runs, exported models, groups.")],
     *,

@@ -43,11 +43,6 @@ _MARKS = {"ok": "ok     ", "note": "note   ", "warning": "WARNING", "error": "ER
 _INDENT = " " * 11
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("doctor", help=HELP)(doctor)
-
-
 def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="YAML file of a run.")] = None,
     overrides: OverridesArgument = None,

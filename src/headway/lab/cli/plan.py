@@ -63,11 +63,6 @@ Without --gpus the plan is for this machine. Exit codes: 0 planned, 2 usage or c
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("plan", help=HELP)(plan)
-
-
 def plan(
     config: ConfigArgument,
     overrides: OverridesArgument = None,

@@ -45,11 +45,6 @@ Exit codes: 0 profiled, 2 usage or config, 3 data, 130 Ctrl-C.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("profile", help=HELP)(profile)
-
-
 def profile(
     config: ConfigArgument,
     overrides: OverridesArgument = None,

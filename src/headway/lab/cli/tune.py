@@ -311,8 +311,3 @@ def stop(study: StudyArgument) -> None:
     """
     with writing(study):
         notice(stop_study(open_study(study)))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    app.add_typer(tune, name="tune")

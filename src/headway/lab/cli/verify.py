@@ -26,11 +26,6 @@ before its end; if a training fails, its own code (3 data, ...).
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("verify", help=HELP)(verify)
-
-
 def verify(
     config: ConfigArgument,
     overrides: OverridesArgument = None,

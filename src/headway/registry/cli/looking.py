@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from headway.models.versions import ModelVersion, Registry
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    app.command("list")(list_)
-    for command in (show, card, verify):
-        app.command()(command)
-
-
 def list_(
     name: Annotated[str | None, typer.Argument(help="Model; all when not given.")] = None,
     place: RegistryOption = None,

@@ -51,13 +51,6 @@ The registry is --registry, or the environment variable HEADWAY_REGISTRY, or the
 registry = typer.Typer(no_args_is_help=True, help=HELP)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    looking.add_commands(registry)
-    sending.add_commands(registry)
-    app.add_typer(registry, name="registry")
-
-
 @registry.command()
 def add(
     model: Annotated[str, typer.Argument(metavar="RUN|FOLDER|hf://ORG/NAME", help="What to register.")],
@@ -207,3 +200,8 @@ def _why(change: AliasChange) -> str:
     words = [f"failed: {', '.join(failed)}"] if failed else []
     words += [f"passed: {', '.join(change.checks)}"] if change.checks and not failed else []
     return "; ".join([*words, *([f"forced: {change.forced}"] if change.forced else [])])
+
+
+registry.command("list")(looking.list_)
+for command in (looking.show, looking.card, looking.verify, sending.pull, sending.push):
+    registry.command()(command)

@@ -20,12 +20,6 @@ from headway.registry.signing import signature_problem
 from headway.registry.who import audit
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the group."""
-    for command in (pull, push):
-        app.command()(command)
-
-
 def pull(
     version: VersionArgument,
     folder: Annotated[Path | None, typer.Argument(help="New folder; a cache when not given.")] = None,

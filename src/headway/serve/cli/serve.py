@@ -40,18 +40,11 @@ HEADWAY_API_KEY_FILE=key.txt headway serve runs/my-chat --host 0.0.0.0 --tls-cer
 headway serve my-model --split prod=90,candidate=10 --experiment trials/one
 """
 
-serving = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="MODEL|COMMAND [ARGS]...")
+serve = typer.Typer(cls=DefaultVerb, no_args_is_help=True, help=HELP, subcommand_metavar="MODEL|COMMAND [ARGS]...")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    serving.command("plan")(plan)
-    serving.command("report")(report)
-    app.add_typer(serving, name="serve")
-
-
-@serving.command("run", help=_RUN_HELP)
-def serve(
+@serve.command(help=_RUN_HELP)
+def run(
     model: Annotated[
         str,
         typer.Argument(
@@ -147,3 +140,7 @@ def _check_installed() -> None:
             __import__(package)
         except ImportError:
             raise missing_extra(package.replace("_", "-"), "serve", "models are served") from None
+
+
+serve.command()(plan)
+serve.command()(report)

@@ -156,9 +156,6 @@ def _repair(store: TokenStore) -> str:
     return suggest("data prepare", "--repair")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    inspect.register(data)
-    preview.register(data)
-    importing.register(data)
-    app.add_typer(data, name="data")
+for command in (inspect.inspect, inspect.report, preview.preview):
+    data.command()(command)
+data.command("import", help=importing.HELP)(importing.import_)

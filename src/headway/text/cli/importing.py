@@ -31,11 +31,6 @@ headway data import megatron web --tokenizer hf-folder -o data/web --dry-run
 """
 
 
-def register(group: typer.Typer) -> None:
-    """Add the verb to `headway data`."""
-    group.command("import", help=HELP)(import_)
-
-
 def import_(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="megatron, nanogpt or datatrove.")],
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Prefixes, files or folders.")],

@@ -232,9 +232,3 @@ def open_store(path: Path, overrides: list[str] | None, *, check: bool = True) -
     if path.is_dir():
         return TokenStore.open(path, check=check)
     return remote_store.open_store(load_text(path, overrides, trains=False).data, check=check)
-
-
-def register(data: typer.Typer) -> None:
-    """Add the verbs."""
-    data.command()(inspect)
-    data.command()(report)

@@ -96,8 +96,3 @@ def _shortened(text: str, characters: int) -> str:
     head = (characters - 1) * 2 // 3
     tail = characters - 1 - head
     return f"{text[:head]}…{text[len(text) - tail :]}"
-
-
-def register(data: typer.Typer) -> None:
-    """Add the verb to `headway data`."""
-    data.command("preview")(preview)

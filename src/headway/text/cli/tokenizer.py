@@ -279,7 +279,4 @@ def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
             print_line(f"{name} does not give back {figures.lost!r}...")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    tokenizer_extend.register(tokenizer)
-    app.add_typer(tokenizer, name="tokenizer")
+tokenizer.command()(tokenizer_extend.extend)

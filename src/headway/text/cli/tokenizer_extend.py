@@ -72,8 +72,3 @@ def extend(
     else:
         named = ", ".join(f"{name} ({number})" for name, number in ids.items())
         notice(f"{output}: {old.vocab_size + len(tokens):,} token ids, new: {named}")
-
-
-def register(tokenizer: typer.Typer) -> None:
-    """Add the verb to `headway tokenizer`."""
-    tokenizer.command("extend")(extend)

@@ -64,8 +64,3 @@ def list_() -> None:
 
     rows = [[rule.name, rule.severity, rule.hold, rule.promql] for rule in RULES]
     print_table(["ALERT", "SEVERITY", "FOR", "EXPRESSION"], rows)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(alerts, name="alerts")

@@ -51,8 +51,3 @@ def list_() -> None:
     headway dashboards list
     """
     print_table(["DASHBOARD", "PANEL"], [[board, panel.title] for board in BOARDS for panel in panels(board)])
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.add_typer(dashboards, name="dashboards")

@@ -77,8 +77,3 @@ def top(
         print_once(runs)
     else:
         show_live(runs, every or 3.0)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("top")(top)

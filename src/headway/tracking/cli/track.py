@@ -29,11 +29,6 @@ headway track --sweep runs
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("track", help=HELP)(track)
-
-
 def track(
     runs: Annotated[
         list[Path] | None,

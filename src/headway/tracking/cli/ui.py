@@ -34,8 +34,3 @@ def ui(
     from headway.tracking.ui import serve
 
     serve(folder, Address(host.strip("[]"), port, "ui"), certificate=tls_cert, key=tls_key)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("ui")(ui)

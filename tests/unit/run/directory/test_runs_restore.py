@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 from headway.checkpoint import transfer
@@ -21,7 +20,7 @@ from headway.checkpoint.retention import Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import Verification
-from headway.cli.runs import checkpoints as verb
+from headway.cli.application import application
 from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.hashes import fingerprint
@@ -34,8 +33,7 @@ from headway.telemetry.runs import list_runs
 from headway.telemetry.summary import summarize
 from support.states import make_state, names, save
 
-app = typer.Typer()
-verb.register(app)
+app = application(["checkpoints"])
 
 
 def invoke(*arguments: object) -> tuple[Any, BaseException | None]:
