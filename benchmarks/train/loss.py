@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional as F
 
 from headway.core.machine.allocator import keep_freed_memory
-from headway.lab.bench.allocations import Allocations, live_bytes
+from headway.lab.bench.meter import Allocations, live_bytes
 from headway.models.loss import linear_cross_entropy
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

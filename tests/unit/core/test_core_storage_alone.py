@@ -21,7 +21,7 @@ RAW = {"filesystem", "kind_of"}
 #: Bucket rules, which are no objects; errors of `datasets`, which has a client of its own; what a glob names.
 MAY = {
     "lab/doctor/lifecycle.py": {"filesystem", "kind_of"},
-    "text/reading/hub_errors.py": {"kind_of"},
+    "text/reading/huggingface_datasets.py": {"kind_of"},
     "clouds/launchers/policy.py": {"headway.core.storage.listing"},
 }
 #: What a failed request to a store becomes, and the bases of that.

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from headway.cli.application import application
 from headway.data.store import TokenStore
-from headway.text.cli import data
 from headway.text.inspect import describe_store
 
 #: Words of a document of each source, and documents of the shortest kind, which the cleaning drops.
@@ -22,9 +21,7 @@ ASKED = {"long": 0.2, "short": 0.8}
 
 
 def run(*arguments: str | Path) -> str:
-    app = typer.Typer()
-    data.register(app)
-    result = CliRunner().invoke(app, ["data", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner().invoke(application(["data"]), ["data", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

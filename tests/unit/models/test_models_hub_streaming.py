@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from headway.config import Config
 from headway.core.errors import CheckpointError
-from headway.lab.bench.allocations import live_bytes
+from headway.lab.bench.meter import live_bytes
 from headway.models.build import complete
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.streaming import FirstValue, _DrawnOnTheHost, build_for_shards

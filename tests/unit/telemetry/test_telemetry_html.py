@@ -10,8 +10,7 @@ import pytest
 from headway.telemetry import html
 from headway.telemetry.curves import axis_labels
 from headway.telemetry.drawing import drawing, number_ticks
-from headway.text.report.charts import length_chart, share_chart
-from headway.text.report.duplicates import duplicates
+from headway.text.report.page import duplicates, length_chart, share_chart
 
 
 def test_cells_break_between_words_only() -> None:

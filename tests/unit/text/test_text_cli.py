@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from headway.cli.application import application
 from headway.core.errors import ConfigError, DataError
 from headway.data.store import TokenStore
-from headway.text.cli import data, tokenizer
+from headway.text.cli import data
 
-app = typer.Typer()
-data.register(app)
-tokenizer.register(app)
+app = application(["data", "tokenizer"])
 
 
 def run(*arguments: str | Path) -> Any:

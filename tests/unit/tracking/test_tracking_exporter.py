@@ -21,9 +21,8 @@ from headway.core.requirements import install_command
 from headway.telemetry.catalogue import CATALOGUE
 from headway.tracking import exporter
 from headway.tracking.exporter import exposition, registry_of, write_textfile
-from headway.tracking.exporting import export
+from headway.tracking.exporting import MetricsServer, export
 from headway.tracking.http_server import TOKEN_VARIABLE, Address, check_exposure, parse_address
-from headway.tracking.metrics_server import MetricsServer
 from headway.tracking.runs_folder import RunsFolder
 from support.ports import free_ports
 from support.tracking import WrittenRun

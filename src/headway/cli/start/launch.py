@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from headway.cli.start.launch_bench import bench
-from headway.cli.start.launch_policy import policy
 from headway.cli.start.launch_serve import serve
 from headway.clouds.cli.launching import (
     DryRunOption,
@@ -23,6 +21,10 @@ from headway.clouds.cli.launching import (
     wait_for_job,
 )
 from headway.clouds.launchers.job import load_job, smoke_job
+from headway.clouds.launchers.kubernetes import KubernetesLauncher, yaml_text
+from headway.clouds.launchers.launcher import find_launcher
+from headway.clouds.launchers.policy import policy_for
+from headway.clouds.launchers.roles import role_objects
 from headway.clouds.supply.fit import image_row
 from headway.command_line import (
     ConfigArgument,
@@ -30,17 +32,20 @@ from headway.command_line import (
     JsonOption,
     OverridesArgument,
     RunArgument,
+    SuiteArgument,
+    SuiteOverridesArgument,
     load,
     print_json,
     print_table,
 )
 from headway.core.audit import user_name
-from headway.core.console import notice
-from headway.core.errors import HeadwayError
+from headway.core.console import exact_results, notice, print_text
+from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import UNKNOWN, counted, format_bytes, format_seconds
 from headway.core.user_command import remember_config
 from headway.lab.plan.accelerators import parse_machines, this_machine
 from headway.lab.plan.prepare import make_plan
+from headway.start.bench_job import bench_job
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job
@@ -279,6 +284,87 @@ def wait(run: RunArgument) -> None:
     from headway.clouds.launchers.ending import find_launched
 
     wait_for_job(run, *find_launched(run))
+
+
+def policy(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    *,
+    cloud: Annotated[
+        Literal["aws", "gcp", "azure"] | None,
+        typer.Option("--cloud", help="Rights at the buckets that the config names there."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="TARGET",
+            help="Roles for people: kubernetes, jobset, trainjob, pytorchjob, rayjob.",
+        ),
+    ] = None,
+    machines: Annotated[str, typer.Option("--machines", metavar="N", help="Number of machines, for --on.")] = "2",
+) -> None:
+    """Print the least rights that a run needs: of its identity at a cloud's buckets, or of people on Kubernetes.
+
+    With --cloud, the run may write below its own folder of checkpoint.remote.url, and read data.remote and sources
+    behind URLs. With --on, three roles for its namespace: viewers follow runs, trainers start and remove them,
+    operators manage volumes and quotas too.
+
+    [bold]Examples[/bold]
+
+    headway launch policy my.yaml --cloud aws > policy.json
+    headway launch policy my.yaml --on kubernetes > roles.yaml
+    """
+    if (cloud is None) == (on is None):
+        raise ConfigError("one of two is needed", where="--cloud, --on", fix="--cloud aws, or --on kubernetes")
+    if cloud is not None:
+        found = policy_for(load(config, overrides, trains=False), cloud)
+        with exact_results():
+            print_text(found.text)
+        notice(f"fill in the words in capitals, and apply it with: {found.command}")
+        return
+    assert on is not None, "one of the two is given"
+    launcher = find_launcher(on)
+    if not isinstance(launcher, KubernetesLauncher):
+        raise ConfigError(f"{on} has no roles for people", where="--on", fix="--on kubernetes, or another of its kinds")
+    documents = role_objects(launcher, load_job(config, list(overrides or []), machines))
+    with exact_results():
+        print_text(yaml_text(documents))
+    notice("apply it with: kubectl apply --filename roles.yaml")
+
+
+def bench(
+    suite: SuiteArgument,
+    overrides: SuiteOverridesArgument = None,
+    *,
+    on: OnOption,
+    parts: Annotated[int, typer.Option("--parts", min=1, help="Jobs that share the cells: an array of Slurm.")] = 1,
+    dry_run: DryRunOption = False,
+    out: OutOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Measure a suite of `headway bench` on machines of a cluster: as many as its largest cell has.
+
+    The first machine leads. Results are in its log, too: where no folder comes back, headway bench collect reads them
+    there.
+
+    [bold]Examples[/bold]
+
+    headway launch bench strategies --on slurm --parts 4 launch.slurm.account=me
+    headway launch bench smoke --on slurm machines=1,2,4
+    headway launch bench smoke --on kubernetes --dry-run launch.image=r/headway
+    headway bench collect runs/bench-smoke --output bench/smoke
+    """
+    remember_config(suite, list(overrides or []))
+    if parts > 1 and on != "slurm":
+        raise ConfigError(f"{on} has no arrays of jobs", where="--parts", fix="--parts 1, or --on slurm")
+    job = bench_job(suite, list(overrides or []), parts, out)
+    start(job, on, _bench_table, dry_run=dry_run, yes=yes)
+
+
+def _bench_table(job: Job) -> tuple[list[list[str]], str]:
+    what = [["suite", job.name.removeprefix("bench-")], ["parts", str(job.parts)], ["machines", job.machine_range]]
+    return [*what, ["GPUs", gpus_text(job)]], ""
 
 
 for verb in (bench, policy, serve):

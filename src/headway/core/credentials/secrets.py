@@ -4,7 +4,7 @@ A credential is recognised by its place (before the @ of a URL, in a query, behi
 (`ghp_...`, a private key in PEM), by its name in a mapping, or because an environment variable or a key file holds
 that value.
 
-A config that redaction would change is refused (`headway.config.checks.credentials`), so a run directory holds the
+A config that redaction would change is refused (`headway.config.checks.contradictions`), so a run directory holds the
 config itself and no credentials. This module imports nothing from Headway: errors pass through it, and
 `python secrets.py` runs it as a filter (`core.alerts`).
 """

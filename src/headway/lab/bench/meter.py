@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
-from headway.lab.bench.allocations import Allocations
 from headway.lab.bench.energy import open_counter, open_gpu_utilization
-from headway.lab.bench.intervals import Stretches, intersection, length, union, without
 from headway.parallel.world import synchronize
 from headway.telemetry.metrics import WITHOUT_TARGET
 from headway.training.job import Callback
@@ -30,6 +32,10 @@ _COPIED_BYTES = 256 * 2**20
 _PRODUCT_SIDE = 1024
 _PRODUCT_SECONDS = 0.25
 _PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+#: The profiler sees what the training thread frees. gloo's threads hold tensors a little longer than a collective
+#: takes, and their last frees would be missed, so that this memory would count forever.
+_PATIENCE_SECONDS = 0.02
+Stretches = list[tuple[float, float]]
 
 
 @dataclass
@@ -236,3 +242,94 @@ def product_flops(device: torch.device, precision: str) -> float | None:
         torch.mm(a, a, out=out)
         count += 1
     return 2 * _PRODUCT_SIDE**3 * count / (time.perf_counter() - start)
+
+
+class Allocations:
+    """Measures the peak of one step."""
+
+    def start(self) -> None:
+        """Start measuring, between two steps."""
+        gc.collect()
+        self._there = live_bytes()
+        self._wait = dist.Work.wait
+        wait = self._wait
+
+        def patient(work: dist.Work, *arguments: Any) -> Any:
+            result = wait(work, *arguments)
+            time.sleep(_PATIENCE_SECONDS)
+            return result
+
+        dist.Work.wait = patient  # type: ignore[method-assign, assignment]
+        self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profiler.start()
+
+    def stop(self) -> int:
+        """Stop measuring after the step; return the peak in bytes."""
+        self._profiler.stop()
+        dist.Work.wait = self._wait  # type: ignore[method-assign]
+        inner: Any = self._profiler.profiler
+        events = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
+        return self._there + highest([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+
+
+def highest(changes: list[int]) -> int:
+    """Return the largest partial sum, at least 0."""
+    total = peak = 0
+    for change in changes:
+        total += change
+        peak = max(peak, total)
+    return peak
+
+
+def live_bytes() -> int:
+    """Return the bytes of memory behind all tensors on the CPU; shared memory counts once."""
+    pieces: dict[int, int] = {}
+    for found in gc.get_objects():
+        # Some objects raise an error of their own when asked for their type.
+        if issubclass(type(found), torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(found):
+            try:
+                storage = found.untyped_storage()
+                if storage.device.type == "cpu":
+                    pieces[storage.data_ptr()] = storage.nbytes()
+            except (RuntimeError, NotImplementedError):  # a wrapper, whose parts are tensors of their own
+                continue
+    return sum(pieces.values())
+
+
+def union(stretches: Iterable[tuple[float, float]]) -> Stretches:
+    """Return the time within any of the intervals."""
+    joined: Stretches = []
+    for start, end in sorted(stretches):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        elif end > start:
+            joined.append((start, end))
+    return joined
+
+
+def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
+    """Return the time within both; each a union."""
+    common = Stretches()
+    i = 0
+    j = 0
+    while i < len(first) and j < len(second):
+        start = max(first[i][0], second[j][0])
+        end = min(first[i][1], second[j][1])
+        if end > start:
+            common.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def without(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
+    """Return the time within the first and not in the second; each a union."""
+    edges = [-math.inf, *(edge for stretch in second for edge in stretch), math.inf]
+    return intersection(first, list(zip(edges[::2], edges[1::2], strict=True)))
+
+
+def length(stretches: Iterable[tuple[float, float]]) -> float:
+    """Return the total length of the intervals."""
+    return sum(end - start for start, end in stretches)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway.lab.bench.analysis import METRICS, base_of, efficiency, mean
-from headway.lab.bench.quoting import in_csv
 from headway.lab.bench.results import CellResult
+
+#: Characters that spreadsheets take for the start of a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def render_csv(results: Sequence[CellResult]) -> str:
@@ -50,7 +52,7 @@ def render_csv(results: Sequence[CellResult]) -> str:
             found = mean(result, metric)
             line[metric.name] = None if found is None else found.value
             line[f"{metric.name}_ci95_half_width"] = None if found is None else found.half_width
-        writer.writerow(in_csv(line))
+        writer.writerow(_in_csv(line))
     return out.getvalue()
 
 
@@ -64,3 +66,12 @@ def _outcome(result: CellResult) -> dict[str, Any]:
         "repeats": len(result.measured),
         "repeats_asked": result.repeats_asked,
     }
+
+
+def _in_csv(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line whose texts are not formulas; numbers do not change."""
+    return {key: _no_formula(value) if isinstance(value, str) else value for key, value in line.items()}
+
+
+def _no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -35,10 +35,10 @@ from headway.lab.bench.findings import findings
 from headway.lab.bench.fitting import HEADERS as _MODELS
 from headway.lab.bench.fitting import table as models_that_fit
 from headway.lab.bench.metrics_file import render_csv
-from headway.lab.bench.quoting import in_markdown, markdown_table, markdown_texts
 from headway.lab.bench.results import CellResult, merge_results, read_results, strategy_place
 from headway.lab.bench.wording import failure_in_words, one_line
 from headway.telemetry import html
+from headway.telemetry.markdown import in_markdown, markdown_table, markdown_texts
 
 PLOTS = "plots"
 #: Characters of a reason in the table; the findings have all of it.

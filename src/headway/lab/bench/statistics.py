@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.lab.compare.intervals import TAIL, student_quantile
+from headway.telemetry.student import TAIL, student_quantile
 
 
 @dataclass(frozen=True)

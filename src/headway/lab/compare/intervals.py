@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headway.telemetry.student import NORMAL, TAIL, student_quantile, student_tail
 
 Floats = NDArray[np.float64]
 
@@ -25,13 +25,8 @@ _LEAST_RESAMPLES = 999
 _DRAWS = 50_000_000
 #: Draws that are in memory at a time.
 _DRAWS_AT_ONCE = 2_000_000
-#: One tail of a 95 % interval.
-TAIL = 0.025
-_NORMAL = NormalDist()
-#: Beyond so many degrees of freedom, Student's t is the normal distribution to four digits.
-_MANY_DEGREES = 20_000
 #: Quantiles for a two-sided test at the 5 % level that finds the difference in 80 % of all cases.
-_POWER = _NORMAL.inv_cdf(1 - TAIL) + _NORMAL.inv_cdf(0.8)
+_POWER = NORMAL.inv_cdf(1 - TAIL) + NORMAL.inv_cdf(0.8)
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,13 @@ def ratio_interval(differences: Floats, sizes: Floats, seed: int, most_resamples
     t = np.sort(_studentized(differences, sizes, resamples, seed))
     widening = math.sqrt(count / (count - 1))
     least = student_quantile(TAIL, count - 1)
-    tail = _NORMAL.cdf(-widening * least)
+    tail = NORMAL.cdf(-widening * least)
     low = effect - error * max(least, float(np.quantile(t, 1 - tail)))
     high = effect + error * max(least, -float(np.quantile(t, tail)))
     # The level at which an interval like this ends at zero.
     beyond = min(np.count_nonzero(t >= effect / error), np.count_nonzero(t <= effect / error))
     share = min(0.5, (int(beyond) + 1) / (resamples + 1))
-    of_resamples = student_tail(-_NORMAL.inv_cdf(share) / widening, count - 1)
+    of_resamples = student_tail(-NORMAL.inv_cdf(share) / widening, count - 1)
     p_value = 2 * max(of_resamples, student_tail(abs(effect / error), count - 1))
     words = f"studentized bootstrap: {resamples:,} resamples of {count:,} documents"
     return Estimate(effect, low, high, error, min(1.0, p_value), count, words)
@@ -194,36 +189,3 @@ def _studentized(differences: Floats, sizes: Floats, resamples: int, seed: int) 
     largest = np.abs(t[finite]).max(initial=0.0)
     clipped: Floats = np.nan_to_num(t, nan=0.0, posinf=largest, neginf=-largest)
     return clipped
-
-
-def student_tail(t: float, degrees: float) -> float:
-    """Return the probability that Student's t is above `t`."""
-    if t < 0:
-        return 1.0 - student_tail(-t, degrees)
-    if degrees > _MANY_DEGREES:
-        return _NORMAL.cdf(-t)
-    # With t = sqrt(degrees) tan(angle), the density is that of cos(angle) ** (degrees - 1).
-    angles = np.linspace(math.atan(t / math.sqrt(degrees)), math.pi / 2, 4001)
-    heights = np.maximum(np.cos(angles), 0.0) ** (degrees - 1)
-    sums = heights[0] + heights[-1] + 4 * heights[1::2].sum() + 2 * heights[2:-1:2].sum()
-    area = float(angles[1] - angles[0]) / 3 * float(sums)  # Simpson's rule
-    return min(0.5, area * math.sqrt(degrees) * _student_density(0.0, degrees))
-
-
-def _student_density(t: float, degrees: float) -> float:
-    logs = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(math.pi * degrees)
-    return math.exp(logs - (degrees + 1) / 2 * math.log1p(t * t / degrees))
-
-
-@cache
-def student_quantile(tail: float, degrees: float) -> float:
-    """Return the value above which Student's t is with a probability of at most a half."""
-    if degrees > _MANY_DEGREES:
-        return _NORMAL.inv_cdf(1 - tail)
-    value = 0.0
-    step = math.inf
-    # The tail is convex, so Newton's steps from the left never pass the solution.
-    while step > 1e-10 * (1 + value):
-        step = (student_tail(value, degrees) - tail) / _student_density(value, degrees)
-        value += step
-    return value

@@ -10,11 +10,11 @@ import numpy as np
 
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN
-from headway.lab.bench.quoting import in_markdown, markdown_table
 from headway.lab.compare.compare import Compared
 from headway.lab.compare.evidence import DIFFERENCES, Difference, Evidence, ItemDifference, Margin
 from headway.telemetry import html
 from headway.telemetry.curves import half_window, smooth
+from headway.telemetry.markdown import in_markdown, markdown_table
 from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.runs import difference_rows, result_rows
 

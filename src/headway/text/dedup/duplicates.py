@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -13,19 +13,166 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.sections.data import DedupConfig
-from headway.text.dedup.clusters import mark_similar_documents
+from headway.text.dedup.clusters import compare, mark_similar_documents
 from headway.text.dedup.corpus import Corpus
-from headway.text.dedup.exact import mark_equal_documents, mark_equal_paragraphs
 from headway.text.dedup.fingerprints import Prints
 from headway.text.dedup.gates import check_limits
-from headway.text.dedup.minhash import Layout
-from headway.text.dedup.report import count_clusters, empty_counts, whole_report
-from headway.text.dedup.workspace import Workspace
+from headway.text.dedup.minhash import Layout, collision_probability
+from headway.text.dedup.workspace import RowProgress, Rows, Workspace, group_starts, make_rows, thinned
 
 #: Called with the name of a stage, and the numbers of documents, bands or paragraphs done and in total.
 Progress = Callable[[str, int, int], None]
 
 MEMORY_BYTES = 256 * 2**20
+# Largest clusters shown as examples, and removed documents shown of each.
+_CLUSTERS = 5
+_DOCUMENTS = 5
+
+
+def mark_equal_documents(
+    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: RowProgress | None = None
+) -> None:
+    """Find documents with equal text, and keep the one with the lowest number of each set.
+
+    Args:
+        corpus: The documents.
+        kept_copy: int64 (documents,), each document's own number. The entries of removed documents are set to the
+            number of the kept one.
+        workspace: Limits the memory.
+        progress: Called with the number of documents done and in total.
+    """
+
+    def blocks() -> Iterator[Rows]:
+        for start, hashes in corpus.blocks("hashes"):
+            yield make_rows(hashes[:, 0], hashes[:, 1], np.arange(start, start + len(hashes)))
+
+    def thin(rows: Rows) -> Rows:
+        # The sort is stable and numbers are ascending, so the first row of a group has the lowest number.
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+        starts = group_starts(rows[:, :2])
+        numbers = rows[:, 2].astype(np.int64)
+        kept_copy[numbers[~starts]] = numbers[starts][np.cumsum(starts) - 1][~starts]
+        return rows[starts]
+
+    with workspace.partition(blocks, corpus.count, 3, progress) as partition:
+        for part in range(partition.parts):
+            thinned(partition.read(part), workspace.rows, thin, width=3)
+
+
+def count_paragraphs(corpus: Corpus) -> int:
+    """Count the paragraphs of all documents."""
+    return sum(len(prints.paragraph_hashes) for _, _, _, prints in corpus.units())
+
+
+def mark_equal_paragraphs(
+    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: RowProgress | None = None
+) -> NDArray[np.bool_]:
+    """Find paragraphs with equal text in kept documents.
+
+    One paragraph of each set is kept: the first one in the document with the smallest hash, of the first source that
+    has it. So the choice does not depend on the order of files.
+
+    Returns:
+        bool (paragraphs,), unit by unit in the corpus's order: whether to remove a paragraph.
+    """
+    count = count_paragraphs(corpus)
+    dropped = workspace.table(count, np.bool_)
+
+    def thin(rows: Rows) -> Rows:
+        rows = rows[np.lexsort((rows[:, 3], rows[:, 2], rows[:, 1], rows[:, 0]))]
+        starts = group_starts(rows[:, 0])
+        dropped[rows[~starts, 3].astype(np.int64)] = True
+        return rows[starts]
+
+    with workspace.partition(lambda: _paragraph_rows(corpus, kept_copy), count, 4, progress) as partition:
+        for part in range(partition.parts):
+            thinned(partition.read(part), workspace.rows, thin, width=4)
+    return dropped
+
+
+def _paragraph_rows(corpus: Corpus, kept_copy: NDArray[np.int64]) -> Iterator[Rows]:
+    """Yield hash, source, document hash and number of paragraphs that are long enough, in kept documents."""
+    first = 0
+    for _, source, start, prints in corpus.units():
+        hashes = prints.paragraph_hashes
+        counts = prints.paragraph_counts
+        kept = kept_copy[start : start + len(prints)] == np.arange(start, start + len(prints))
+        inside = np.flatnonzero(np.repeat(kept, counts) & (hashes != 0))
+        documents = np.repeat(np.asarray(prints.hashes[:, 0]), counts)
+        yield make_rows(hashes[inside], np.full(len(inside), source), documents[inside], inside + first)
+        first += len(hashes)
+
+
+def empty_counts() -> dict[str, int]:
+    """Return zero counts for a source."""
+    names = ("documents", "bytes", "exact", "near", "emptied", "removed", "removed_bytes")
+    return dict.fromkeys((*names, "paragraphs", "paragraphs_removed"), 0)
+
+
+def count_clusters(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace) -> dict[str, Any]:
+    """Count the clusters of duplicate documents, and describe the largest ones.
+
+    Args:
+        corpus: The documents.
+        kept_copy: int64 (documents,), the number of the document kept in place of each. Entries that refer to a removed
+            document are redirected to the kept one.
+        workspace: Limits the memory.
+    """
+    sizes = workspace.table(corpus.count, np.int64)
+    for start, stop in corpus.ranges():
+        kept_copy[start:stop] = kept_copy[kept_copy[start:stop]]
+        np.add.at(sizes, kept_copy[start:stop], 1)
+    count = 0
+    largest = np.zeros(0, dtype=np.int64)
+    for start, stop in corpus.ranges():
+        found = start + np.flatnonzero(sizes[start:stop] > 1)
+        count += len(found)
+        largest = np.concatenate([largest, found])
+        largest = largest[np.lexsort((largest, -sizes[largest]))][:_CLUSTERS]
+    examples = [_example(corpus, kept_copy, int(leader), int(sizes[leader]), workspace) for leader in largest]
+    return {"count": count, "largest": examples}
+
+
+def _example(
+    corpus: Corpus, kept_copy: NDArray[np.int64], leader: int, size: int, workspace: Workspace
+) -> dict[str, Any]:
+    """Describe a cluster by its kept document and the first of the others, each as unit and number in it."""
+    others: list[int] = []
+    for start, stop in corpus.ranges():
+        members = start + np.flatnonzero(kept_copy[start:stop] == leader)
+        others += [number for number in members.tolist() if number != leader]
+        if len(others) >= _DOCUMENTS:
+            break
+    others = others[:_DOCUMENTS]
+    equal = (corpus.take("hashes", np.array(others)) == corpus.take("hashes", np.array([leader]))).all(axis=1)
+    similarity = np.ones(len(others))
+    unequal = np.flatnonzero(~equal)
+    similarity[unequal] = compare(corpus, np.array(others)[unequal], np.full(len(unequal), leader), workspace)
+    return {
+        "documents": size,
+        "share": size / corpus.count,
+        "kept": list(corpus.place(leader)),
+        "removed": [
+            {
+                "document": list(corpus.place(number)),
+                "similarity": round(float(estimate), 3),
+                "equal": bool(is_equal),
+            }
+            for number, is_equal, estimate in zip(others, equal, similarity, strict=True)
+        ],
+    }
+
+
+def whole_report(counts: dict[str, dict[str, int]], clusters: dict[str, Any], config: DedupConfig) -> dict[str, Any]:
+    """Assemble the report as plain JSON: settings, totals, counts of each source, clusters."""
+    total = empty_counts()
+    for each in counts.values():
+        for key, value in each.items():
+            total[key] += value
+    settings = config.model_dump(mode="json")
+    if config.near:
+        settings["found_at_similarity"] = round(collision_probability(config.similarity, config.bands, config.rows), 4)
+    return {"settings": settings, "total": total, "sources": counts, "clusters": clusters}
 
 
 @dataclass(frozen=True)

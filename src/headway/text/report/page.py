@@ -7,17 +7,55 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, format_bytes, format_count
 from headway.telemetry import html
+from headway.telemetry.charts import Chart, Entry, Line, plot_of
 from headway.telemetry.summary import share_text
-from headway.text.report.charts import length_chart, share_chart
-from headway.text.report.counts import reasons_text, removed_of
-from headway.text.report.duplicates import duplicates
+from headway.text.report.counts import reasons_text, removed_of, removed_share
 
 #: Examples shown per step; the store's `inputs.json` has the rest.
 _EXAMPLES = 3
 _REASONS = 6
+#: Width of the picture of shares, of its names, and of what follows a bar; height of a source.
+_WIDTH = 920
+_NAMES = 220
+_AFTER = 60
+_ROW = 34
+#: Characters of a name.
+_NAME_CHARACTERS = 30
+_COUNTS = {
+    "documents": "Documents",
+    "bytes": "Size",
+    "exact": "Equal to another",
+    "near": "Nearly equal",
+    "emptied": "No paragraph left",
+    "removed": "Documents removed",
+    "removed_bytes": "Removed",
+    "paragraphs": "Paragraphs",
+    "paragraphs_removed": "Paragraphs removed",
+}
+_SETTINGS = {
+    "documents": "Equal documents are left out",
+    "paragraphs": "Repeated paragraphs are left out",
+    "paragraph_bytes": "Shortest paragraph that is looked at",
+    "near": "Nearly equal documents are left out",
+    "similarity": "Nearly equal from a Jaccard similarity of",
+    "found_at_similarity": "Chance to find two that are so similar",
+    "ngram": "Words in an n-gram",
+    "bands": "MinHash bands",
+    "rows": "MinHash values in a band",
+    "max_cluster": "Largest share that one cluster may have",
+    "max_removed": "Largest share that may be removed",
+    "max_removed_per_source": "Largest share that may be removed of one source",
+}
+#: Settings that have no effect while another one is off.
+_ONLY_WITH = {
+    "paragraph_bytes": "paragraphs",
+    **dict.fromkeys(("similarity", "found_at_similarity", "ngram", "bands", "rows"), "near"),
+}
 
 
 def write_data_report(facts: Mapping[str, Any], output: Path) -> Path:
@@ -190,3 +228,95 @@ def _count(value: Any) -> str:
 
 def _ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}"
+
+
+def length_chart(source: str, histogram: Sequence[Sequence[int]]) -> Chart:
+    """Return documents by length in tokens, on a logarithmic axis.
+
+    Args:
+        source: Name of the source.
+        histogram: Rows of lower end, upper end (exclusive) and documents.
+    """
+    starts = np.array([max(row[0], 0.7) for row in histogram] + [row[1] for row in histogram[-1:]])
+    counts = np.array([float(row[2]) for row in [*histogram, *histogram[-1:]]])
+    line = Line(starts, counts, 0, "bars", "documents")
+    return Chart(source, plot=plot_of([line], x="tokens per document", y="documents", log_x=True, from_zero=True))
+
+
+def share_chart(names: Sequence[str], have: Sequence[float], asked: Sequence[float | None]) -> Chart:
+    """Draw each source's share of the train split's tokens, next to the share of training rows that the config
+    wants."""
+    compare = any(share is not None for share in asked)
+    thickness = 12 if compare else 22
+    parts = []
+    for number, name in enumerate(names):
+        top = number * _ROW + 4
+        shown = name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"
+        parts.append(f'<text x="{_NAMES - 10}" y="{top + 17}" text-anchor="end">{escape(shown)}</text>')
+        for series, share in enumerate((have[number], asked[number]) if compare else (have[number],)):
+            width = (share or 0.0) * (_WIDTH - _NAMES - _AFTER)
+            y = top + series * (thickness + 1)
+            size = f'width="{width:.1f}" height="{thickness}"'
+            parts.append(
+                f'<rect x="{_NAMES}" y="{y}" {size} style="fill: var(--series-{series})"/>'
+                f'<text x="{_NAMES + width + 6:.1f}" y="{y + thickness - 2}">{100 * (share or 0.0):.1f} %</text>'
+            )
+    svg = (
+        f'<svg viewBox="0 0 {_WIDTH} {_ROW * len(names)}" role="img" aria-label="Share of each source" font-size="12"'
+        f' style="fill: var(--muted)">{"".join(parts)}</svg>'
+    )
+    legend = [Entry("share of the train split's tokens", 0)]
+    if compare:
+        legend.append(Entry("share of training rows that the config asks for", 1))
+    return Chart("Sources", svg, tuple(legend), wide=True)
+
+
+def duplicates(report: Mapping[str, Any] | None) -> str:
+    """Show the findings by source, the largest clusters, and the settings; nothing if no search was made."""
+    if not report:
+        return ""
+    sources = report.get("sources") or {}
+    settings = report.get("settings") or {}
+    total = {"all sources": report["total"]} if report.get("total") and len(sources) != 1 else {}
+    keys = [key for key in _COUNTS if any(key in counts for counts in (*sources.values(), *total.values()))]
+    rows = [[name, *(_count_text(key, counts) for key in keys)] for name, counts in {**sources, **total}.items()]
+    headers = ["Source", *(_COUNTS[key] for key in keys)]
+    return html.table(headers, rows, numeric=range(1, len(headers))) + html.facts(
+        [*_clusters(report.get("clusters") or {}), *_settings(settings)]
+    )
+
+
+def _clusters(clusters: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if "count" not in clusters:
+        return []
+    largest: Sequence[Mapping[str, Any]] = clusters.get("largest") or ()
+    sizes = ", ".join(f"{cluster['documents']:,} documents ({share_text(cluster['share'])})" for cluster in largest)
+    found = [("Clusters of duplicates", f"{clusters['count']:,}")]
+    return [*found, ("Largest clusters", sizes)] if sizes else found
+
+
+def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (words, _value_text(key, settings[key]))
+        for key, words in _SETTINGS.items()
+        if key in settings and settings.get(_ONLY_WITH.get(key, key)) is not False
+    ]
+
+
+def _count_text(key: str, counts: Mapping[str, Any]) -> str:
+    """Format a count; for removals add the share."""
+    text = _value_text(key, counts.get(key))
+    share = removed_share(counts, key)
+    return text if share is None else f"{text} ({share_text(share)})"
+
+
+def _value_text(key: str, value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key.endswith("bytes"):
+        return format_bytes(value)
+    if key == "similarity":
+        return f"{value:g}"
+    return share_text(value) if isinstance(value, float) else f"{value:,}"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
 from headway.config.template import COMPLETION
 from headway.config.units import Amount
-from headway.core.console import Progress
+from headway.core.console import Progress, notice, show_live
 from headway.core.errors import ConfigError
-from headway.core.format import format_bytes
+from headway.core.format import format_bytes, format_seconds
 from headway.data.feeding.order import permute
 from headway.data.tokenizing.completions import joined
 from headway.data.tokenizing.patterns import PATTERNS, pattern_of
@@ -24,12 +26,15 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.reading.documents import text_size
 from headway.text.reading.readers import read_batches
 from headway.text.reading.sources import Piece, Source, open_tables, pieces_of
-from headway.text.tokenizing.waiting import waiting_for
 
 #: The default pattern: GPT-2's words, but with each digit and line break on its own.
 DEFAULT_PATTERN = "headway"
 # Formats in which no text takes more bytes than its record does.
 _PLAIN = ("text", "jsonl", "csv")
+# Seconds until the line is first shown; then between updates on a terminal, and elsewhere.
+_FIRST = 0.5
+_LIVE = 1.0
+_LOGGED = 10.0
 
 
 def train_tokenizer(
@@ -229,3 +234,26 @@ def _beginning(piece: Piece, left: int) -> Iterator[tuple[str, int]]:
                 return
             yield text, len(utf8)
             left -= len(utf8)
+
+
+@contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Show what is being done, and for how long, for the duration of a block; a short block shows nothing."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_show_elapsed, args=(what, ended), name="headway-waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _show_elapsed(what: str, ended: threading.Event) -> None:
+    started = time.monotonic()
+    pause = _FIRST
+    while not ended.wait(pause):
+        live = sys.stderr.isatty()
+        show, pause = (show_live, _LIVE) if live else (notice, _LOGGED)
+        show(f"{what}: {format_seconds(time.monotonic() - started)} so far")
+    show_live("")

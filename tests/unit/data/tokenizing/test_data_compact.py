@@ -8,8 +8,8 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.library import encode, open_library
+from headway.data.tokenizing.preload import short_form
 from headway.text.tokenizing.train import train_on
 
 

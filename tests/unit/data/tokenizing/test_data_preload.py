@@ -13,8 +13,8 @@ import pytest
 
 from headway.cli import application
 from headway.data.tokenizing import preload
-from headway.data.tokenizing.compact import short_form
 from headway.data.tokenizing.encoders import open_encoder
+from headway.data.tokenizing.preload import short_form
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.tokenizing.train import train_on
 

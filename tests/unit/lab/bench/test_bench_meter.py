@@ -18,8 +18,7 @@ from headway.config import Config, LaneGrid, ModelConfig, resolve
 from headway.core.machine.system import Machine
 from headway.lab.bench import meter as metering
 from headway.lab.bench.energy import open_counter, open_gpu_utilization
-from headway.lab.bench.intervals import intersection, length, union, without
-from headway.lab.bench.meter import Meter, communication_shares, host_to_device
+from headway.lab.bench.meter import Meter, communication_shares, host_to_device, intersection, length, union, without
 from headway.lab.bench.synthetic import SyntheticFeed
 from support.waits import LONG
 
@@ -227,7 +226,7 @@ def test_the_peak_of_resident_memory_begins_anew() -> None:
 
 
 def test_the_peak_of_tensors_is_what_is_there_and_what_a_step_adds() -> None:
-    from headway.lab.bench.allocations import Allocations, highest, live_bytes
+    from headway.lab.bench.meter import Allocations, highest, live_bytes
 
     assert highest([5, 3, -8, 7]) == 8 and highest([-4, 2]) == 0
     gc.collect()  # or what other tests have left goes in the middle of this one

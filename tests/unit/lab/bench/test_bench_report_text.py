@@ -17,11 +17,11 @@ from headway.lab.bench.comparison import HEADERS, changes, summary
 from headway.lab.bench.findings import findings
 from headway.lab.bench.fitting import largest_models, table
 from headway.lab.bench.metrics_file import render_csv
-from headway.lab.bench.quoting import in_markdown
 from headway.lab.bench.report import load_report, render_markdown, write_report
 from headway.lab.bench.results import CellResult, model_place, parse_result, write_result
 from headway.lab.bench.statistics import difference
 from headway.lab.bench.wording import failure_in_words
+from headway.telemetry.markdown import in_markdown
 from support.bench import result
 
 DDP = result("ddp", 2, [99.0, 100.0, 101.0])

@@ -16,9 +16,8 @@ from headway.lab.compare.intervals import (
     jackknife,
     ratio_interval,
     seeds_interval,
-    student_quantile,
-    student_tail,
 )
+from headway.telemetry.student import student_quantile, student_tail
 
 
 def skewed_pair(random: np.random.Generator, documents: int) -> tuple[Floats, Floats, float]:

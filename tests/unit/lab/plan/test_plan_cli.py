@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from headway.cli.application import application
 from headway.core.errors import ConfigError
 from headway.cost.offers import Offer
 from headway.cost.price_book import save_offers
-from headway.lab.cli import plan as verb
 from support.runs import headway, write_config
 from support.waits import LONG
 
 
 def run(*arguments: str | Path) -> Any:
-    app = typer.Typer()
-    verb.register(app)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    words = ["plan", *map(str, arguments)]
+    return CliRunner().invoke(application(["plan"]), words, catch_exceptions=False)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import torch
 
 from headway.config import Config, load_config, resolve, resolve_lanes
 from headway.core.errors import ConfigError
-from headway.lab.bench.allocations import Allocations, live_bytes
+from headway.lab.bench.meter import Allocations, live_bytes
 from headway.lab.plan.accelerators import Machines, parse_machines
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory import plan_memory

@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
+from headway.cli.application import application
 from headway.config import Config, resolve
 from headway.core.coordination.heartbeat import Phase, beat, exchanging, observe
 from headway.core.errors import ConfigError
 from headway.core.statistics import covered
-from headway.lab.cli import profile as verb
 from headway.lab.profiling import run as profiling_run
-from headway.lab.profiling.charts import COLOURS, memory_chart
-from headway.lab.profiling.page import render_page
+from headway.lab.profiling.page import COLOURS, memory_chart, render_page
 from headway.lab.profiling.profiler import Plan, _iterations_flops
 from headway.lab.profiling.record import Ceilings, Memory, Product, Profile, StepTimes, Work, WorkerRecord
 from headway.lab.profiling.roofline import Analysis, analyse
@@ -179,11 +177,10 @@ def test_a_step_that_pulls_the_mean_up_is_warned_of(
     assert warning.startswith("1 of 3 steps took more than twice the median of 50.0 ms, the longest 110.0 ms")
     assert "--steps 30" in warning and warning in render_page(held_up)
     monkeypatch.setattr(profiling_run, "profile", lambda *_: held_up)
-    app = typer.Typer()
-    verb.register(app)
-    shown = CliRunner().invoke(app, [str(tiny())])
+    app = application(["profile"])
+    shown = CliRunner().invoke(app, ["profile", str(tiny())])
     assert f"warning: {warning}" in shown.output and "40.0 ms to 110.0 ms, median 50.0 ms" in shown.output
-    told = json.loads(CliRunner().invoke(app, [str(tiny()), "--json"]).stdout)
+    told = json.loads(CliRunner().invoke(app, ["profile", str(tiny()), "--json"]).stdout)
     assert told["warnings"] == [warning] and told["spread"]["median"] == 0.05 and told["spread"]["outliers"] == 1
 
 
@@ -253,9 +250,8 @@ def test_an_observer_hears_phases_and_waiting_until_there_is_none() -> None:
 def test_what_would_not_work_is_said_before_anything_is_trained(
     tiny: Callable[..., Path], tmp_path: Path, arguments: list[str], said: str
 ) -> None:
-    app = typer.Typer()
-    verb.register(app)
-    result = CliRunner().invoke(app, [str(tiny()), "-o", str(tmp_path / "out"), *arguments])
+    app = application(["profile"])
+    result = CliRunner().invoke(app, ["profile", str(tiny()), "-o", str(tmp_path / "out"), *arguments])
     assert said in result.output + str(result.exception)
     assert not (tmp_path / "out").exists()
 

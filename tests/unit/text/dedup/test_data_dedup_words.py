@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from headway.text.dedup import words as module
-from headway.text.dedup.words import hash_words, normal_bytes
+from headway.text.dedup import fingerprints as module
+from headway.text.dedup.fingerprints import hash_words, normal_bytes
 from support.dedup import prose
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from headway.config.sections.data import SourceConfig
 from headway.core.errors import DataError
-from headway.text.reading.hub_errors import hub_error
+from headway.text.reading.huggingface_datasets import hub_error
 
 CONFIG = SourceConfig(path="hf://org/name")
 

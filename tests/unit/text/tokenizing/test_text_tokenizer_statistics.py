@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from headway.cli.application import application
 from headway.config import load_config
 from headway.core.errors import ConfigError, HeadwayError
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.text.cli import tokenizer as verbs
 from headway.text.inspect import fertility
 from headway.text.preparing.prepare import prepare
 from headway.text.tokenizing.statistics import measure
@@ -76,9 +75,7 @@ def corpus(tmp_path: Path, documents: Callable[..., list[str]], jsonl: Callable[
 
 
 def run(*arguments: Any) -> Result:
-    app = typer.Typer()
-    verbs.register(app)
-    result = CliRunner().invoke(app, ["tokenizer", *map(str, arguments)])
+    result = CliRunner().invoke(application(["tokenizer"]), ["tokenizer", *map(str, arguments)])
     if result.exception and isinstance(result.exception, HeadwayError):
         raise result.exception
     assert result.exit_code == 0, result.output

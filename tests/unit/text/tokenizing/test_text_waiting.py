@@ -12,13 +12,13 @@ import pytest
 
 from headway.config.sections.data import SourceConfig
 from headway.text.reading.sources import find_sources
-from headway.text.tokenizing import train, waiting
-from headway.text.tokenizing.waiting import waiting_for
+from headway.text.tokenizing import train
+from headway.text.tokenizing.train import waiting_for
 
 
 def test_long_work_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(waiting, "_FIRST", 0.01)
-    monkeypatch.setattr(waiting, "_LOGGED", 0.01)
+    monkeypatch.setattr(train, "_FIRST", 0.01)
+    monkeypatch.setattr(train, "_LOGGED", 0.01)
     with waiting_for("merging"):
         told = ""
         while told.count("\n") < 2:

@@ -1,23 +1,20 @@
-"""Quoting of foreign text, so that it stays text in Markdown and in a spreadsheet."""
+"""Markdown: foreign text that stays text, paragraphs, and tables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from headway.lab.bench.wording import one_line
+from headway.core.format import printable
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>!|&~$])")
 #: Characters with a meaning at the start of a line: a heading, a list item, an underline of a heading.
 _MARKDOWN_START = re.compile(r"^(\s*)([#+=-]|\d+(?=[.)]\s))")
-#: Characters that spreadsheets take for the start of a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def in_markdown(text: str) -> str:
     """Return one line that shows the text unchanged."""
-    escaped = _MARKDOWN.sub(r"\\\1", one_line(text))
+    escaped = _MARKDOWN.sub(r"\\\1", printable(" ".join(text.split())))
     return _MARKDOWN_START.sub(_start, escaped)
 
 
@@ -36,12 +33,3 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     lines = [[in_markdown(text) for text in headers], ["---"] * len(headers)]
     lines += [[in_markdown(text) for text in row] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def in_csv(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line whose texts are not formulas; numbers do not change."""
-    return {key: _no_formula(value) if isinstance(value, str) else value for key, value in line.items()}
-
-
-def _no_formula(text: str) -> str:
-    return f"'{text}" if text.startswith(_FORMULA) else text
