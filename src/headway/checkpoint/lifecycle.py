@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from headway.checkpoint.retention import Rules
 from headway.core.errors import ConfigError
+from headway.core.storage import cloud_of
 
 _DAY_SECONDS = 86400
 #: No upload takes so long, and what was removed by mistake can be had back for at least this long.
@@ -53,9 +54,8 @@ def bucket_rule(url: str, rules: Rules) -> CloudDocument:
         ConfigError: the URL is of no bucket.
     """
     parts = urlsplit(url)
-    scheme = parts.scheme.lower()
-    makers = {"s3": _s3, "s3a": _s3, "gs": _gcs, "gcs": _gcs, "az": _azure, "abfs": _azure, "abfss": _azure}
-    if scheme not in makers or not parts.netloc:
+    cloud = cloud_of(url)
+    if cloud is None or not parts.netloc:
         raise ConfigError(
             f"'{url}' is no URL of a bucket",
             where="URL",
@@ -63,7 +63,8 @@ def bucket_rule(url: str, rules: Rules) -> CloudDocument:
         )
     folder = parts.path.strip("/")
     days = max(_LEAST_DAYS, -(-(rules.keep_for_seconds or 0) // _DAY_SECONDS))
-    return makers[scheme](parts.netloc.partition("@")[0], f"{folder}/" if folder else "", days, rules)
+    makers = {"aws": _s3, "gcp": _gcs, "azure": _azure}
+    return makers[cloud](parts.netloc.partition("@")[0], f"{folder}/" if folder else "", days, rules)
 
 
 def _s3(bucket: str, prefix: str, days: int, rules: Rules) -> CloudDocument:

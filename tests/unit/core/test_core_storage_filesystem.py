@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
 from headway.core.errors import ConfigError
-from headway.core.storage import filesystem, kind_of
+from headway.core.storage import cloud_of, extra_for, filesystem, kind_of
 
 
 def error_of(library: str, name: str, **facts: object) -> Exception:
@@ -23,6 +24,9 @@ def error_of(library: str, name: str, **facts: object) -> Exception:
         (FileNotFoundError("x"), "missing"),
         (PermissionError("x"), "credentials"),
         (ConnectionResetError("x"), "unreachable"),
+        (OSError(errno.EIO, "x"), "unreachable"),
+        (OSError(errno.ELOOP, "links that lead around in a circle"), "other"),
+        (OSError(errno.ENAMETOOLONG, "x"), "other"),
         (error_of("azure", "HttpResponseError", status_code=403), "credentials"),
         (error_of("azure", "ResourceNotFoundError", status_code=404), "missing"),
         (error_of("azure", "HttpResponseError", status_code=503), "unreachable"),
@@ -38,6 +42,21 @@ def error_of(library: str, name: str, **facts: object) -> Exception:
 )
 def test_kinds(error: Exception, kind: str) -> None:
     assert kind_of(error)[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("url", "cloud", "extra"),
+    [
+        ("s3a://bucket/x", "aws", "s3"),
+        ("GS://bucket/x", "gcp", "gcs"),
+        ("adl://container/x", "azure", "azure"),
+        ("https://example.org/x", None, "remote"),
+        ("file:///x", None, None),
+        ("bucket/x", None, None),
+    ],
+)
+def test_a_scheme_has_one_cloud_with_one_package(url: str, cloud: str | None, extra: str | None) -> None:
+    assert (cloud_of(url), extra_for(url)) == (cloud, extra)
 
 
 @pytest.mark.parametrize(

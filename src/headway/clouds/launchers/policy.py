@@ -9,21 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from headway.checkpoint.lifecycle import CloudDocument
 from headway.checkpoint.remote.audit_anchor import ANCHORS
 from headway.config import Config
 from headway.core.errors import ConfigError
+from headway.core.storage import CLOUDS, Cloud, cloud_of
 from headway.core.storage.listing import fixed_part, is_glob
 
-Cloud = Literal["aws", "gcp", "azure"]
-_SCHEMES: Mapping[str, Cloud] = {
-    **dict.fromkeys(("s3", "s3a"), "aws"),
-    **dict.fromkeys(("gs", "gcs"), "gcp"),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
-}
 _S3_READ = ("s3:GetObject",)
 _S3_WRITE = ("s3:AbortMultipartUpload", "s3:DeleteObject", "s3:PutObject")
 _GCS_READ = ("storage.objects.get", "storage.objects.list")
@@ -60,7 +55,7 @@ def places_of(config: Config) -> list[Place]:
     found = []
     for url, writes, options in given:
         parts = urlsplit(url)
-        cloud = _SCHEMES.get(parts.scheme.lower())
+        cloud = cloud_of(url)
         if cloud is not None:
             whole = f"{parts.netloc.partition('@')[0]}{parts.path}"
             bucket, _, path = (fixed_part(whole) if is_glob(url) else whole).partition("/")
@@ -76,7 +71,7 @@ def policy_for(config: Config, cloud: Cloud) -> CloudDocument:
     """
     places = [place for place in places_of(config) if place.cloud == cloud]
     if not places:
-        scheme = next(scheme for scheme, of in _SCHEMES.items() if of == cloud)
+        scheme = next(scheme for scheme, of in CLOUDS.items() if of == cloud)
         raise ConfigError(
             f"the config names no bucket at {cloud}",
             where="checkpoint.remote.url, data.remote, data.sources",

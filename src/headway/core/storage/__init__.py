@@ -6,9 +6,12 @@ own words. No code outside this package imports `fsspec` or retries requests.
 
 from headway.core.storage.client import PART_BYTES, RECORD_BYTES, Problem, Storage
 from headway.core.storage.filesystem import (
+    CLOUDS,
     WEB,
+    Cloud,
     check_credentials,
     check_filesystem,
+    cloud_of,
     credentials_fix,
     extra_for,
     filesystem,
@@ -21,14 +24,17 @@ from headway.core.storage.filesystem import (
 from headway.core.storage.listing import ObjectInfo, highest
 
 __all__ = [
+    "CLOUDS",
     "PART_BYTES",
     "RECORD_BYTES",
     "WEB",
+    "Cloud",
     "ObjectInfo",
     "Problem",
     "Storage",
     "check_credentials",
     "check_filesystem",
+    "cloud_of",
     "credentials_fix",
     "filesystem",
     "highest",

@@ -24,7 +24,7 @@ from headway.core.errors import HeadwayError
 from headway.core.format import format_bytes, format_seconds
 from headway.core.process.faults import fault_point
 from headway.core.storage import mounted
-from headway.core.storage.filesystem import WEB, Kind, filesystem, has_retried, kind_of, scheme_of
+from headway.core.storage.filesystem import CLOUDS, WEB, Kind, filesystem, has_retried, kind_of, scheme_of
 from headway.core.storage.listing import (
     ObjectInfo,
     fixed_part,
@@ -55,7 +55,6 @@ _AT_A_TIME = 4
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 _JITTER = (0.7, 1.3)
-_S3 = ("s3", "s3a")
 _BLOCK_BYTES = 2**20
 # Possible answers of a store to a glob in place of a name. The listing that follows reports a real problem.
 _NOT_THERE: tuple[Kind, ...] = ("missing", "credentials", "other")
@@ -344,7 +343,8 @@ class Storage(ABC):
                 mounted.copy_file(path, Path(self._path(name)))
                 return
             # This bounds the memory, whatever the size of the file.
-            parts = {"chunksize": PART_BYTES, "max_concurrency": _AT_A_TIME} if self._scheme in _S3 else {}
+            in_parts = CLOUDS.get(self._scheme) == "aws"
+            parts = {"chunksize": PART_BYTES, "max_concurrency": _AT_A_TIME} if in_parts else {}
             self._files.put_file(str(path), self._path(name), **parts)
 
         self._with_retries(self.url_of(name), send)

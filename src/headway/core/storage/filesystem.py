@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -14,22 +15,30 @@ from headway.core.errors import ConfigError, missing_extra
 
 #: What an error of a store means.
 Kind = Literal["missing", "credentials", "unreachable", "other"]
+Cloud = Literal["aws", "gcp", "azure"]
 
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 WEB = ("http", "https")
+#: The cloud of each scheme of a bucket, which knows its package, credentials, rights and rules.
+CLOUDS: Mapping[str, Cloud] = {
+    **dict.fromkeys(("s3", "s3a"), "aws"),
+    **dict.fromkeys(("gs", "gcs"), "gcp"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
+}
+#: Package and extra of a cloud, or of another scheme.
 _PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
-    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), ("adlfs", "azure")),
+    "aws": ("s3fs", "s3"),
+    "gcp": ("gcsfs", "gcs"),
+    "azure": ("adlfs", "azure"),
     **dict.fromkeys(WEB, ("aiohttp", "remote")),
     "hf": ("huggingface_hub", "datasets"),
 }
 _CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and see that the clock is right here; for"
+    "aws": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and see that the clock is right here; for"
     " a public bucket storage_options: {anon: true}",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`; for a public bucket "
+    "gcp": "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`; for a public bucket "
     "storage_options: {token: anon}",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_CONNECTION_STRING)",
+    "azure": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_CONNECTION_STRING)",
     "hf": "check the name, and set HF_TOKEN to a token that may read it; for a gated dataset access is asked for on its"
     " page",
 }
@@ -38,10 +47,11 @@ _WEB_CREDENTIALS = (
     " ${NAME} in the URL in its place"
 )
 _MISSING = {"hf": "check the dataset's name, revision and path; a private one needs HF_TOKEN"}
-_ALIASES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 # By name, since the packages that define them need not be there.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
 _RETRIED = {"EndpointConnectionError", "OfflineModeIsEnabled"}
+#: Errors of a path itself, which stay however long one waits: links in a circle, a name that is too long.
+_LASTING = (errno.ELOOP, errno.ENAMETOOLONG)
 _NETWORK = ("aiohttp", "botocore", "urllib3", "requests", "httpx", "httpx2", "azure", "google", "gcsfs")
 
 # gcsfs logs a failed request with a traceback, which Python prints when logging is not configured. The error is raised
@@ -53,6 +63,11 @@ def scheme_of(path: str) -> str | None:
     """Return the scheme of a URL, `s3` for `s3://bucket/key`; None when the path is not a URL."""
     match = _SCHEME.match(path)
     return match[1].lower() if match else None
+
+
+def cloud_of(url: str) -> Cloud | None:
+    """Return the cloud whose bucket a URL is in; None for any other place."""
+    return CLOUDS.get(str(scheme_of(url)))
 
 
 def filesystem(url: str, options: Mapping[str, Any], purpose: str) -> tuple[Any, str]:
@@ -93,7 +108,7 @@ def _explained(url: str, purpose: str) -> Iterator[None]:
         yield
     except ImportError as error:
         scheme = str(scheme_of(url))
-        package, extra = _PACKAGES.get(scheme, (f"fsspec's {scheme}", "remote"))
+        package, extra = _PACKAGES.get(cloud_of(url) or scheme, (f"fsspec's {scheme}", "remote"))
         if error.name == "fsspec":
             package = "fsspec"
             extra = "remote"
@@ -107,7 +122,9 @@ def _explained(url: str, purpose: str) -> Iterator[None]:
 def extra_for(url: str) -> str | None:
     """Return the extra that has the package for a URL's scheme; None for a local path."""
     scheme = scheme_of(url)
-    return None if scheme in (None, "file", "local") else _PACKAGES.get(str(scheme), ("", "remote"))[1]
+    if scheme in (None, "file", "local"):
+        return None
+    return _PACKAGES.get(cloud_of(url) or str(scheme), ("", "remote"))[1]
 
 
 def check_credentials(url: str, options: Mapping[str, Any]) -> None:
@@ -140,7 +157,7 @@ def credentials_fix(url: str) -> str:
     scheme = str(scheme_of(url))
     if scheme in WEB:
         return _WEB_CREDENTIALS
-    return _CREDENTIALS.get(_ALIASES.get(scheme, scheme), "check the credentials, and what they allow")
+    return _CREDENTIALS.get(cloud_of(url) or scheme, "check the credentials, and what they allow")
 
 
 def missing_fix(url: str) -> str:
@@ -160,6 +177,8 @@ def kind_of(error: BaseException) -> tuple[Kind, str]:
     if isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in _NO_CREDENTIALS:
         return "credentials", in_words(error)
     passing = isinstance(error, OSError | EOFError) or _library(error) in _NETWORK
+    if isinstance(error, OSError) and error.errno in _LASTING:
+        passing = False
     if status is not None and status < 500 and status not in (408, 429):
         passing = False
     return ("unreachable" if passing else "other"), in_words(error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.core.console import notice
-from headway.core.storage import filesystem, in_words, kind_of, scheme_of
+from headway.core.storage import cloud_of, filesystem, in_words, kind_of, scheme_of
 from headway.lab.doctor.findings import Finding
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def examine_lifecycle(config: Config) -> Iterator[Finding]:
     scheme = None if remote is None else scheme_of(remote.url)
     if remote is None or scheme in ("file", "local"):
         return
-    read = _READERS.get(str(scheme))
+    read = _READERS.get(str(cloud_of(remote.url) or scheme))
     if read is None:
         yield Finding(
             "note",
@@ -151,6 +151,6 @@ def gcs_rules(answer: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 _READERS: Mapping[str, Callable[[Any, str], Iterator[Rule]]] = {
-    **dict.fromkeys(("s3", "s3a"), _s3_rules),
-    **dict.fromkeys(("gs", "gcs"), _gcs_rules),
+    "aws": _s3_rules,
+    "gcp": _gcs_rules,
 }
