@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.contents import step_metrics
-from headway.checkpoint.format.folders import REPLACED, checkpoint_folders, discard
+from headway.checkpoint.format.folders import checkpoint_folders, discard
 from headway.checkpoint.format.manifest import Manifest, UnreadableManifest, read_manifest
 from headway.checkpoint.lineage import origin_of
 from headway.checkpoint.retention import Candidate, Rules, kept, outdated
@@ -56,20 +56,18 @@ class Pruner:
         """
         self._known[manifest.step] = self._candidate(manifest)
         candidates = self.candidates(manifest.step)
-        stale = list(self.directory.glob(f"{REPLACED}*"))
         gone = outdated(candidates, self.rules, time.time(), self._pinned())
         folders = checkpoint_folders(self.directory)
-        for folder, step in [*((path, None) for path in stale), *((folders[step], step) for step in gone)]:
+        for step in gone:
             try:
                 fault_point("checkpoint.prune")
-                if folder.exists():
-                    discard(folder)
+                if folders[step].exists():
+                    discard(folders[step])
             except OSError as error:
-                console.warning(f"the old checkpoint {folder} cannot be removed: {error.strerror}")
+                console.warning(f"the old checkpoint {folders[step]} cannot be removed: {error.strerror}")
                 continue
-            if step is not None:
-                self._known.pop(step, None)
-                self._forget(step)
+            self._known.pop(step, None)
+            self._forget(step)
 
     def candidates(self, up_to: int | None = None) -> list[Candidate]:
         """Return the checkpoints that the rules decide on; each manifest is read once."""

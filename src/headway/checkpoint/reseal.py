@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.checkpoint.format import sealing, signing
-from headway.checkpoint.format.folders import REPLACED, TEMPORARY, remove
+from headway.checkpoint.format.folders import TEMPORARY, remove, replace_checkpoint
 from headway.checkpoint.format.manifest import FileEntry, Manifest, write_manifest
 from headway.checkpoint.format.sealing import SEALED, SealedFile, encryption_key, key_to_encrypt_with, seal
 from headway.checkpoint.format.signing import SIGNATURE, key_to_sign_with
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core.credentials.keys import key_text
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import exchange, sync_folder
+from headway.core.files.atomic import sync_folder
 from headway.core.files.hashes import sha256_file
 from headway.core.process.faults import fault_point
 
@@ -107,7 +107,7 @@ def reseal_folder(folder: Path, old: Keys, new: Keys) -> bool:
     fault_point("reseal.files")
     with new.in_use():
         _good_manifest(verify_checkpoint(target))
-    _replace(folder, target)
+    replace_checkpoint(folder, target)
     remove(work)
     return True
 
@@ -170,17 +170,3 @@ def _good_manifest(found: Verification) -> Manifest:
             fix="restore it from a copy, or remove it; then run the same command again",
         )
     return found.manifest
-
-
-def _replace(folder: Path, target: Path) -> None:
-    """Put a folder in the place of another one of its name."""
-    if exchange(target, folder):
-        sync_folder(folder.parent)
-        fault_point("reseal.swap")
-        return
-    aside = folder.with_name(REPLACED + folder.name)
-    folder.rename(aside)
-    fault_point("reseal.swap")
-    target.rename(folder)
-    sync_folder(folder.parent)
-    remove(aside)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.checkpoint.format.manifest import step_of
+from headway.core.files.atomic import exchange, sync_folder
 from headway.core.process.faults import fault_point
 
 #: Prefix of a save in progress, and of a checkpoint that is being removed. Readers ignore both.
@@ -56,6 +57,23 @@ def discard(folder: Path) -> None:
     folder.rename(hidden)
     fault_point("checkpoint.discard")
     remove(hidden)
+
+
+def replace_checkpoint(folder: Path, new: Path) -> None:
+    """Put a complete folder with a hidden name in the place of a checkpoint, and remove the checkpoint.
+
+    Where the system can swap two names, one of them is in the place at every moment. Elsewhere the old one is renamed
+    first, and is found by that name (`checkpoint_folders`) until the new one is in its place.
+    """
+    old = new
+    if not exchange(new, folder):
+        old = folder.with_name(REPLACED + folder.name)
+        folder.rename(old)
+        fault_point("checkpoint.replace")
+        new.rename(folder)
+    sync_folder(folder.parent)
+    with suppress(OSError):  # the new one is there, and the next save removes what is left of the old one
+        discard(old)
 
 
 def remove(path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoint.format.file_layout import Piece
-from headway.checkpoint.format.folders import REPLACED, TEMPORARY, discard, remove
+from headway.checkpoint.format.folders import REPLACED, TEMPORARY, discard, remove, replace_checkpoint
 from headway.checkpoint.format.manifest import (
     ITEM_BYTES,
     FileEntry,
@@ -142,7 +142,6 @@ class Publisher:
 
     def _publish(self, temporary: Path, manifest: Manifest, advance: Callable[[], None]) -> Manifest:
         target = self.directory / step_name(manifest.step)
-        aside = self.directory / (REPLACED + target.name)
         occupied = os.path.lexists(target)
         if occupied:
             there = verify_checkpoint(target, advance=lambda _: advance())
@@ -154,10 +153,10 @@ class Publisher:
         fault_point("checkpoint.rename")
         self._may_write()
         if occupied:
-            target.rename(aside)
-            fault_point("checkpoint.replace")
-        temporary.rename(target)
-        sync_folder(self.directory)
+            replace_checkpoint(target, temporary)
+        else:
+            temporary.rename(target)
+            sync_folder(self.directory)
         return manifest
 
     def clear_leftovers(self) -> None:

@@ -56,7 +56,7 @@ _OTHERS = """
     checkpoint.prune checkpoint.discard upload.file upload.manifest upload.discard bring.part bring.rename
     data.encode data.piece data.unit data.shard data.publish data.aside data.published dedup.prints packing.block
     import.file remote.block remote.keep remote.rename communication begin.rename
-    registry.file registry.version registry.alias reseal.files reseal.swap reseal.manifest
+    registry.file registry.version registry.alias reseal.files reseal.manifest
 """
 #: Every point, and whether it is passed with the number of a step.
 POINTS = {**dict.fromkeys(_OF_STEPS.split(), True), **dict.fromkeys(_OTHERS.split(), False)}

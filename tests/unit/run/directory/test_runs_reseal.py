@@ -123,8 +123,8 @@ def test_all_checkpoints_get_the_new_keys(run: RunDirectory, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "fault",
-    ["reseal.files:1", "reseal.swap:1", "reseal.files:2", "reseal.files:3", "reseal.files:4", "reseal.manifest:1",
-     "reseal.manifest:2"],
+    ["reseal.files:1", "checkpoint.discard:1", "reseal.files:2", "reseal.files:3", "reseal.files:4",
+     "reseal.manifest:1", "reseal.manifest:2"],
 )  # fmt: skip
 def test_a_kill_at_any_moment_loses_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     both_keys(monkeypatch)
@@ -150,8 +150,8 @@ def test_a_kill_at_any_moment_loses_nothing(run: RunDirectory, monkeypatch: pyte
 def test_a_kill_between_two_renames_loses_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system that cannot swap two names."""
     both_keys(monkeypatch)
-    monkeypatch.setattr("headway.checkpoint.reseal.exchange", lambda one, other: False)
-    assert in_child(partial(reseal, run, "x"), faults="kill@reseal.swap:1") == -9
+    monkeypatch.setattr("headway.checkpoint.format.folders.exchange", lambda one, other: False)
+    assert in_child(partial(reseal, run, "x"), faults="kill@checkpoint.replace:1") == -9
     assert "here 4" in readable(run, OLD)
     assert not reseal(run, "x").failed and readable(run, NEW) == ALL
 
