@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, ConfigError, fix_for, missing_extra
 from headway.core.files.atomic import ends_with_newline
-from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_json_lines
+from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_end, read_json_lines
 from headway.core.files.reserve import take_reserve, write_with_reserve
 from headway.core.files.timeout_writer import TimeoutWriter
 from headway.telemetry.plot import Plot
@@ -394,13 +394,4 @@ def read_records(run_dir: Path, *, newest: bool = False) -> Iterator[dict[str, A
     """Yield the records as they were written, superseded ones included; none if they cannot be read."""
     path = run_dir / FILE_NAME
     with suppress(OSError):
-        yield from _tail(path) if newest else read_json_lines(path)
-
-
-def _tail(path: Path) -> Iterator[dict[str, Any]]:
-    with open_regular(path) as file:
-        start = max(0, path.stat().st_size - _TAIL_BYTES)
-        file.seek(start)
-        lines = file.read(2 * _TAIL_BYTES).splitlines()  # it may grow
-    # The first line is incomplete, unless the file is short.
-    yield from parse_json_lines(lines[1:] if start else lines)
+        yield from parse_json_lines(read_end(path, _TAIL_BYTES)[0].splitlines()) if newest else read_json_lines(path)

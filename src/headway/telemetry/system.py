@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from headway.core.files.atomic import append_json_line
-from headway.core.files.foreign import open_regular, parse_json_lines
+from headway.core.files.foreign import parse_json_lines, read_end
 from headway.core.machine.memory import host_memory
 from headway.core.machine.system import Machine, host_name
 from headway.telemetry.gpus import Driver
@@ -145,11 +145,9 @@ def machine_of(path: Path) -> str:
 
 def _last_line(path: Path) -> dict[str, float]:
     try:
-        with open_regular(path) as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read(2 * _TAIL_BYTES).split(b"\n")
+        end, _ = read_end(path, _TAIL_BYTES)
     except OSError:
         return {}
-    records = list(parse_json_lines(lines[-3:]))
+    records = list(parse_json_lines(end.split(b"\n")[-3:]))
     newest = records[-1] if records else {}
     return {name: number for name, value in newest.items() if (number := recorded_number(value)) is not None}

@@ -37,7 +37,7 @@ from headway.config.loading.document import parse
 from headway.core.coordination.preemption_board import Notice, post
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError, Preempted, error_with, missing_extra
 from headway.core.files.atomic import atomic_write, write_json
-from headway.core.files.foreign import read_json_object
+from headway.core.files.foreign import read_end, read_json_object
 from headway.core.process.command import module_command, tied_command
 from headway.core.process.waiting import wait_until
 from headway.core.user_command import suggest
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LOOK_SECONDS = 0.2
+#: Bytes at the end of a log in which its last error is.
+_LOG_BYTES = 256 * 1024
 #: How long a run may take to save when Ray asks for a checkpoint.
 _SAVE_SECONDS = 120.0
 #: How often in a row a run that was interrupted is started again without having done a step.
@@ -260,7 +262,7 @@ class RunTrial:
         if code not in (Preempted.exit_code, -15):
             log = self._run.path.parent / f"{self._run.path.name}.log"
             raise (error_with(code) or HeadwayError)(
-                f"the run of the trial has ended with exit code {code}: {_last_line(log)}",
+                f"the run of the trial has ended with exit code {code}: {_last_error(log)}",
                 where=str(self._run.path),
                 fix=f"headway runs show {self._run.path}, and {log}",
             )
@@ -345,7 +347,10 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _last_line(log: Path) -> str:
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    errors = [line for line in text.splitlines() if line.startswith("error: ")]
+def _last_error(log: Path) -> str:
+    """Return the first line of the last error in a log."""
+    end = b""
+    with suppress(OSError):
+        end, _ = read_end(log, _LOG_BYTES)
+    errors = [line for line in end.decode("utf-8", "replace").splitlines() if line.startswith("error: ")]
     return errors[-1][7:] if errors else "see its log"

@@ -298,6 +298,20 @@ def _pass_over_hole(file: IO[bytes]) -> None:
     file.seek(place)
 
 
+def read_end(path: Path, most: int) -> tuple[bytes, int]:
+    """Return the whole lines in the last `most` bytes of a file that may grow, and its size.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        start = max(0, size - most)
+        file.seek(start)
+        data = file.read(most)
+    return data.partition(b"\n")[2] if start else data, size
+
+
 def parse_json_lines(
     lines: Iterable[bytes], refused: Callable[[RefusedJson], None] = lambda problem: None
 ) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from html import escape
 from pathlib import Path
@@ -10,7 +9,7 @@ from urllib.parse import urlencode
 
 from headway.config import load_resolved
 from headway.core.errors import ConfigError
-from headway.core.files.foreign import open_regular
+from headway.core.files.foreign import read_end
 from headway.core.format import format_bytes
 from headway.telemetry import html, report
 from headway.telemetry.record import Run
@@ -98,7 +97,7 @@ def _log(run: Run) -> str:
     newest = next(iter(logs_of(run)), None)
     if newest is None:
         return ""
-    text, size = tail_of(newest, _SHOWN_BYTES)
+    text, size = _end_of(newest, _SHOWN_BYTES)
     words = f"{_name_of(run, newest)}, {format_bytes(size)}, {time_text(_changed(newest))}"
     return f'<p class="muted">{escape(words)}</p>{html.preformatted(text)}'
 
@@ -117,21 +116,17 @@ def log_of(run: Run, name: str) -> str | None:
     """Return the end of a log by its name in `attempts`; None if there is no such log, or it cannot be read."""
     for path in logs_of(run):
         if _name_of(run, path) == name:
-            return html.redacted(tail_of(path, _LOG_BYTES)[0])
+            return html.redacted(_end_of(path, _LOG_BYTES)[0])
     return None
 
 
-def tail_of(path: Path, most: int) -> tuple[str, int]:
-    """Return the last whole lines of a file, and the size of the file; nothing of one that cannot be read."""
+def _end_of(path: Path, most: int) -> tuple[str, int]:
+    """Return the last whole lines of a log, and its size; nothing of one that cannot be read."""
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - most))
-            data = file.read(most)
+        end, size = read_end(path, most)
     except OSError:
         return "", 0
-    whole = data if size <= most else data.partition(b"\n")[2]
-    return whole.decode("utf-8", "replace"), size
+    return end.decode("utf-8", "replace"), size
 
 
 def _changed(path: Path) -> float:
