@@ -27,8 +27,8 @@ from headway.core.process.command import module_command
 from headway.cost.price_book import price_of_offer
 
 SPOT_SOURCE = "spot"
-#: How often the command and the board are looked at.
-_LOOK_SECONDS = 0.2
+#: How often the command, the board and the policy are looked at.
+LOOK_SECONDS = 0.2
 #: After a stop that the engine refused, it is asked again so much later.
 _AGAIN_SECONDS = 15.0
 
@@ -96,7 +96,7 @@ class HeldCommand:
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid, number)
             passed = len(signals)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
         name = signal.Signals(signals[0]).name
         notice(f"the command has ended {format_seconds(time.monotonic() - began)} after {name}")
         return code
@@ -182,7 +182,7 @@ class HeldLaunch(HeldCommand):
             HeadwayError: the engine refuses it, and the job goes on.
         """
         while self.poll() is None and not self._is_submitted() and len(signals) < 2:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
         code = self.poll()
         if code is None and self._is_submitted():
             code = self._stop(f"headway spot was stopped by {signal.Signals(signals[0]).name}")

@@ -24,10 +24,9 @@ from headway.clouds.launchers.pods import (
     pod_problems,
     pod_template,
     secret_name,
-    support_objects,
-    time_slicing_object,
 )
-from headway.clouds.launchers.programs import (
+from headway.clouds.launchers.support_objects import support_objects, time_slicing_object
+from headway.clouds.programs import (
     ask_json,
     ask_program,
     check_context,

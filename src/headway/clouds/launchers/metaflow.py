@@ -30,7 +30,7 @@ from headway.clouds.launchers.jobset import INSTALL, JOBSET
 from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
 from headway.clouds.launchers.pods import pod_problems, store_problems, tolerations, volume_of
-from headway.clouds.launchers.programs import (
+from headway.clouds.programs import (
     ask_json,
     ask_program,
     check_context,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from headway.clouds.launchers.api_server import read_amount, value_problems
 from headway.clouds.launchers.job import Job, survival_problems
-from headway.config import Config, dump_config
 from headway.config.sections.launch import KubernetesConfig, VolumeConfig
 from headway.core.coordination.launch_variables import LEAD, LISTEN, MACHINES, SECRET
 from headway.core.errors import ConfigError
@@ -19,14 +17,6 @@ CONFIG_FOLDER = "/etc/headway"
 CONTAINER = "headway"
 #: Size of /dev/shm where neither it nor the memory of the machine is given.
 _SHARED_MEMORY = "64Gi"
-#: Scheme, host and port of an address.
-_ADDRESS = re.compile(r"\b([a-z][a-z0-9+]*)://(?:[^\s/@'\"]*@)?([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::([0-9]{1,5}))?")
-_PORTS = {"http": 80}
-_ON_DISK = ("file", "local")
-_HERE = ("localhost", "127.0.0.1", "[::1]")
-#: Where clouds tell their machines what they are and when they will be taken away, and give them credentials.
-_METADATA_ADDRESSES = "169.254.0.0/16"
-_METADATA_PORTS = (80, 988)
 #: How much of its node's disk is kept for a pod.
 _RESERVED_SCRATCH = "1Gi"
 
@@ -144,30 +134,17 @@ def pod_template(
     kubernetes = job.config.launch.kubernetes
     trains = component == "train"
     volumes = list(_volumes(job, trains))
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "serviceAccountName": kubernetes.service_account or job.name,
-        # A run asks nothing of the API server, so it gets no token for it.
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": job.grace_seconds,
-        "securityContext": pod_security(kubernetes),
-        "containers": [
-            {
-                "name": container,
-                "image": launch.image,
-                "command": command or job.command(f"{CONFIG_FOLDER}/config.yaml"),
-                "workingDir": launch.workdir,
-                "env": _environment(job, lead if trains else None),
-                "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secret_names],
-                "ports": _ports(job) if trains else [],
-                "resources": resources(job, trains),
-                "securityContext": container_security(rdma=trains and kubernetes.rdma is not None),
-                "volumeMounts": [mount for mount, _ in volumes],
-            }
-        ],
-        "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),
+    ports = _ports(job) if trains else []
+    container_spec = {
+        "name": container,
+        "command": command or job.command(f"{CONFIG_FOLDER}/config.yaml"),
+        "workingDir": launch.workdir,
+        "env": _environment(job, lead if trains else None),
+        **({"ports": ports} if ports else {}),
+        "resources": resources(job, trains),
+        "securityContext": container_security(rdma=trains and kubernetes.rdma is not None),
     }
+    pod = {"restartPolicy": "Never", **pod_spec(job, container_spec, volumes, job.grace_seconds)}
     pod |= placement(job, trains)
     annotations = {}
     if trains and kubernetes.host_network is not None:
@@ -177,13 +154,43 @@ def pod_template(
         annotations["headway/rdma-reason"] = kubernetes.rdma.reason
     if kubernetes.queue is not None and kubernetes.queue.kind == "volcano" and trains:
         annotations["scheduling.k8s.io/group-name"] = job.name
-    if kubernetes.pull_secret_names:
-        pod["imagePullSecrets"] = [{"name": name} for name in kubernetes.pull_secret_names]
-    for key in ("envFrom", "ports"):
-        if not pod["containers"][0][key]:
-            del pod["containers"][0][key]
     about = {"labels": labels(job, component)} | ({"annotations": annotations} if annotations else {})
     return {"metadata": about, "spec": pod}
+
+
+def pod_spec(
+    job: Job, container: Mapping[str, Any], volumes: Sequence[tuple[Any, Any]], grace_seconds: int
+) -> dict[str, Any]:
+    """Return what every pod of Headway has: its account, its rights, and one container with its image and volumes.
+
+    Args:
+        job: The run.
+        container: What else its container has.
+        volumes: Mounts with their volumes.
+        grace_seconds: Time between the signal to end and the kill.
+    """
+    kubernetes = job.config.launch.kubernetes
+    secrets = [{"secretRef": {"name": name}} for name in kubernetes.secret_names]
+    whole = {
+        "name": container["name"],
+        "image": job.config.launch.image,
+        **container,
+        **({"envFrom": secrets} if secrets else {}),
+        "volumeMounts": [mount for mount, _ in volumes],
+    }
+    spec: dict[str, Any] = {
+        "serviceAccountName": kubernetes.service_account or job.name,
+        # It asks nothing of the API server, so it gets no token for it.
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_seconds,
+        "securityContext": pod_security(kubernetes),
+        "containers": [whole],
+        "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),
+    }
+    if kubernetes.pull_secret_names:
+        spec["imagePullSecrets"] = [{"name": name} for name in kubernetes.pull_secret_names]
+    return spec
 
 
 def _environment(job: Job, lead: str | None) -> list[dict[str, Any]]:
@@ -304,145 +311,5 @@ def placement(job: Job, trains: bool) -> dict[str, Any]:
     return found
 
 
-# Objects beside the job -----------------------------------------------------------------------------------------------
-
-
-def support_objects(job: Job, level: str = "restricted") -> Iterator[dict[str, Any]]:
-    """Yield the objects that every kind of job needs, in the order in which they are applied.
-
-    Args:
-        job: The run.
-        level: The level of Pod Security that a namespace gets which is written.
-    """
-    launch = job.config.launch
-    kubernetes = job.config.launch.kubernetes
-    if kubernetes.create_namespace:
-        needs_more = kubernetes.host_network is not None or kubernetes.rdma is not None
-        enforced = {"pod-security.kubernetes.io/enforce": "privileged" if needs_more else level}
-        yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kubernetes.namespace, "labels": enforced}}
-    if kubernetes.service_account is None:
-        account = metadata(job, **_only(annotations=dict(kubernetes.service_account_annotations)))
-        # No role is bound to it: a run asks nothing of the API server.
-        yield {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": account,
-            "automountServiceAccountToken": False,
-        }
-    yield {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(job),
-        "data": {"config.yaml": job.config_text()},
-    }
-    for volume in kubernetes.volumes:
-        if volume.size is not None:
-            yield _claim(job, volume)
-    if kubernetes.quota:
-        yield {
-            "apiVersion": "v1",
-            "kind": "ResourceQuota",
-            "metadata": metadata(job),
-            "spec": {"hard": {name: str(amount) for name, amount in kubernetes.quota.items()}},
-        }
-    if job.machines > 1:
-        yield {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(job),
-            # Headless, and with names of pods that are not ready: machines meet before any of them is.
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": labels(job),
-                "ports": [{"name": "lead", "port": launch.port}],
-            },
-        }
-    if kubernetes.network_policy:
-        yield _network_policy(job)
-    if kubernetes.metrics_port is not None:
-        yield {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "PodMonitor",
-            "metadata": metadata(job),
-            "spec": {"selector": {"matchLabels": labels(job)}, "podMetricsEndpoints": [{"port": "metrics"}]},
-        }
-    if kubernetes.queue is not None and kubernetes.queue.kind == "volcano":
-        yield {
-            "apiVersion": "scheduling.volcano.sh/v1beta1",
-            "kind": "PodGroup",
-            "metadata": metadata(job),
-            "spec": {"minMember": job.min_machines or job.machines, "queue": kubernetes.queue.name},
-        }
-
-
-def time_slicing_object(pods_per_gpu: int, gpu_resource: str) -> dict[str, Any]:
-    """Return the settings of NVIDIA's device plug-in by which several pods share a GPU."""
-    import yaml
-
-    sharing = {"timeSlicing": {"resources": [{"name": gpu_resource, "replicas": pods_per_gpu}]}}
-    about = {"name": "time-slicing", "namespace": "gpu-operator"}
-    settings = yaml.safe_dump({"version": "v1", "sharing": sharing}, sort_keys=False)
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"any": settings}}
-
-
-def _claim(job: Job, volume: VolumeConfig) -> dict[str, Any]:
-    spec = {
-        # One job writes data, then all machines read them.
-        "accessModes": ["ReadWriteOnce", "ReadOnlyMany"] if volume.read_only else ["ReadWriteMany"],
-        **({} if volume.storage_class is None else {"storageClassName": volume.storage_class}),
-        "resources": {"requests": {"storage": volume.size}},
-    }
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(job, volume.claim), "spec": spec}
-
-
-def _network_policy(job: Job) -> dict[str, Any]:
-    kubernetes = job.config.launch.kubernetes
-    # NCCL and gloo choose their ports, so pods of the run reach each other on all of them, and nobody else does.
-    run = {key: value for key, value in labels(job).items() if not key.endswith("component")}
-    own = {"podSelector": {"matchLabels": run}}
-    ingress: list[dict[str, Any]] = [{"from": [own]}]
-    if kubernetes.metrics_port is not None:
-        ingress.append({"ports": [{"port": kubernetes.metrics_port, "protocol": "TCP"}]})
-    names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-    ports = dict.fromkeys([*kubernetes.egress_ports, *_ports_in(job.config)])
-    outside = [{"port": port, "protocol": "TCP"} for port in ports]
-    egress: list[dict[str, Any]] = [{"to": [own]}, {"ports": names}, *([{"ports": outside}] if outside else [])]
-    if _watches_a_cloud(job.config):
-        services = [{"port": port, "protocol": "TCP"} for port in _METADATA_PORTS]
-        egress.append({"to": [{"ipBlock": {"cidr": _METADATA_ADDRESSES}}], "ports": services})
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(job),
-        "spec": {
-            "podSelector": {"matchLabels": run},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": egress,
-        },
-    }
-
-
-def _ports_in(config: Config) -> list[int]:
-    """Return the ports of all addresses in a config: of object stores, sources, trackers, alerts and its variables."""
-    text = dump_config(config)
-    found = dict.fromkeys(
-        int(port) if port else _PORTS.get(scheme, 443)
-        for scheme, host, port in _ADDRESS.findall(text)
-        if scheme not in _ON_DISK and host not in _HERE
-    )
-    return sorted(port for port in found if 0 < port < 2**16)
-
-
-def _watches_a_cloud(config: Config) -> bool:
-    watched = config.preemption.watch
-    return watched == "auto" or any(source in ("aws", "gcp", "azure") for source in watched)
-
-
 def _size(amount: str) -> float:
     return read_amount(amount) or 0.0
-
-
-def _only(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value}

@@ -12,7 +12,7 @@ import headway
 from headway.clouds.launchers.job import Job, survival_problems
 from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
-from headway.clouds.launchers.programs import ask_program, show_program, try_program
+from headway.clouds.programs import ask_program, show_program, try_program
 from headway.config.sections.launch import LaunchConfig
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until

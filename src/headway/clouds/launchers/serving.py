@@ -16,12 +16,12 @@ from headway.clouds.launchers.pods import (
     container_security,
     metadata,
     placement,
-    pod_security,
+    pod_spec,
     resources,
-    support_objects,
     volume_of,
 )
-from headway.clouds.launchers.programs import ask_program, check_context, kubectl_of, try_program
+from headway.clouds.launchers.support_objects import egress_to, network_policy, support_objects
+from headway.clouds.programs import ask_program, check_context, kubectl_of, try_program
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub
 from headway.core.storage import scheme_of
@@ -171,12 +171,14 @@ def _server(job: Job, served: ServedModel) -> Iterator[dict[str, Any]]:
             "spec": {"maxUnavailable": 1, "selector": selector},
         }
     if job.config.launch.kubernetes.network_policy:
-        yield _network_policy(job, served)
+        # Everything in the cluster reaches the port, and the pods only name servers and the registry's store.
+        ingress = [{"ports": [{"port": PORT, "protocol": "TCP"}]}]
+        egress = egress_to(job.config.launch.kubernetes.egress_ports)
+        yield network_policy(about, about["labels"], ingress, egress)
 
 
 def _pod(job: Job, served: ServedModel) -> dict[str, Any]:
     launch = job.config.launch
-    kubernetes = job.config.launch.kubernetes
     command = ["headway", "serve", served.model, "--host", "0.0.0.0", "--port", str(PORT)]
     command += ["--tls-cert", f"{_SECRETS}/tls.crt", "--tls-key", f"{_SECRETS}/tls.key"]
     command += ["--drain-seconds", str(_DRAIN_SECONDS)]
@@ -184,37 +186,23 @@ def _pod(job: Job, served: ServedModel) -> dict[str, Any]:
         command += ["--registry", served.registry]
     plain = {"HOME": "/tmp", "XDG_CACHE_HOME": _CACHE, "PYTHONUNBUFFERED": "1", **launch.environment}
     plain["HEADWAY_API_KEY_FILE"] = f"{_SECRETS}/{_KEY_FILE}"
-    volumes = list(_volumes(job, served))
     container = {
         "name": "headway",
-        "image": launch.image,
         "command": [*command, *served.options],
         "env": [{"name": name, "value": value} for name, value in plain.items()],
         "ports": [{"name": "https", "containerPort": PORT}],
         "resources": resources(job, trains=True),
         "securityContext": container_security(),
-        "volumeMounts": [mount for mount, _ in volumes],
         "startupProbe": {**_look("/readyz"), "periodSeconds": 10, "failureThreshold": _LOOKS_AT_START},
         "readinessProbe": {**_look("/readyz"), "periodSeconds": 5, "failureThreshold": 2},
         # Much longer than the readiness: a server under load is slow, not dead.
         "livenessProbe": {**_look("/healthz"), "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6},
     }
-    if kubernetes.secret_names:
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in kubernetes.secret_names]
-    grace = launch.grace_seconds or _GRACE_SECONDS
-    spec: dict[str, Any] = {
-        "serviceAccountName": kubernetes.service_account or job.name,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": grace,
-        "securityContext": pod_security(kubernetes),
-        "containers": [container],
-        "volumes": list({volume["name"]: volume for _, volume in volumes}.values()),
+    spec = {
+        **pod_spec(job, container, list(_volumes(job, served)), launch.grace_seconds or _GRACE_SECONDS),
         **placement(job, trains=False),
         "topologySpreadConstraints": [_spread(job)],
     }
-    if kubernetes.pull_secret_names:
-        spec["imagePullSecrets"] = [{"name": name} for name in kubernetes.pull_secret_names]
     return {"metadata": {"labels": metadata(job, component=COMPONENT)["labels"]}, "spec": spec}
 
 
@@ -275,25 +263,6 @@ def _autoscaler(job: Job, served: ServedModel) -> dict[str, Any]:
             "metrics": [metric],
             # A pod that is removed has to load its model again, so it is not removed for a short pause.
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
-        },
-    }
-
-
-def _network_policy(job: Job, served: ServedModel) -> dict[str, Any]:
-    """Let everything in the cluster reach the port, and the pods only name servers and the registry's store."""
-    kubernetes = job.config.launch.kubernetes
-    names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-    outside = [{"port": port, "protocol": "TCP"} for port in kubernetes.egress_ports]
-    about = metadata(job, component=COMPONENT)
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": about,
-        "spec": {
-            "podSelector": {"matchLabels": about["labels"]},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"ports": [{"port": PORT, "protocol": "TCP"}]}],
-            "egress": [{"ports": names}, *([{"ports": outside}] if outside else [])],
         },
     }
 

@@ -14,8 +14,8 @@ from typing import Any
 from headway.clouds.launchers.job import DNS_LABEL, Job, plain_name, survival_problems
 from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
-from headway.clouds.launchers.programs import ask_json, ask_program, show_program
 from headway.clouds.launchers.wheel import PLACE, shipped, with_install
+from headway.clouds.programs import ask_json, ask_program, show_program
 from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, SECRET
 from headway.core.errors import ConfigError, Preempted
 from headway.core.files.atomic import atomic_write

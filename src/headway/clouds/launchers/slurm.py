@@ -15,7 +15,7 @@ from typing import Any
 from headway.clouds.launchers.job import Job
 from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
-from headway.clouds.launchers.programs import ask_program, show_program, try_program
+from headway.clouds.programs import ask_program, show_program, try_program
 from headway.config.sections.launch import SlurmConfig
 from headway.core.coordination.launch_variables import CODE_FILE, MACHINES, SECRET_FILE
 from headway.core.errors import ConfigError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.clouds.launchers.ending import only_one
-from headway.clouds.launchers.held import SPOT_SOURCE, HeldCommand, HeldLaunch, LaunchCommand
+from headway.clouds.launchers.held import LOOK_SECONDS, SPOT_SOURCE, HeldCommand, HeldLaunch, LaunchCommand
 from headway.clouds.launchers.price_feeds import Feed, PlaceFeed
 from headway.clouds.launchers.record import audited
 from headway.clouds.spot.places import Place
@@ -24,9 +24,6 @@ from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.run.directory.audit import record
-
-#: How often the command is looked at.
-_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class _Holder:
                     if code != Preempted.exit_code or not self._held.was_asked():
                         return code
                     self._enter("paused")
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
 
     def _new_price(self) -> float:
         if self._clock() - self._asked_at >= self._job.every_seconds:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headway.clouds.programs import last_words, try_program
 from headway.core.errors import ConfigError
 from headway.core.version import __version__
 
@@ -39,17 +39,12 @@ def git(folder: Path, *words: str) -> str:
     """
     # A hook that calls this names its own repository in the environment.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", *_PLAIN, *words]
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env={**environment, **_IDENTITY}, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise ConfigError("a project needs git, which is not there", where="PATH", fix="install git") from None
+    done = try_program(["git", *_PLAIN, *words], folder=folder, environment={**environment, **_IDENTITY})
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
         raise ConfigError(
-            f"git {words[0]} failed: {said[-1]}", where=str(folder), fix="try it by hand, and correct what it names"
+            f"git {words[0]} failed: {last_words(done)}",
+            where=str(folder),
+            fix="try it by hand, and correct what it names",
         )
     return done.stdout.strip()
 

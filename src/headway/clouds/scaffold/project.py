@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from headway.clouds.launchers.wheel import WHEEL, build_wheel
+from headway.clouds.programs import try_program
 from headway.clouds.scaffold.answers import PARTS, Answers, check_empty, check_licence, check_name
 from headway.clouds.scaffold.history import add_generation, begun, git, unpacked
 from headway.clouds.scaffold.rendering import TEMPLATE, render, update
@@ -151,15 +150,10 @@ def _finish(folder: Path, parts: Sequence[str]) -> Iterator[str]:
 
 def _run(folder: Path, *words: str) -> str | None:
     """Run a program; return why it failed, or None."""
-    program = shutil.which(words[0])
-    if program is None:
-        return f"there is no program '{words[0]}'"
     try:
-        done = subprocess.run(
-            [program, *words[1:]], cwd=folder, capture_output=True, text=True, timeout=_LOCK_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"no end after {_LOCK_SECONDS:.0f} seconds"
+        done = try_program(words, seconds=_LOCK_SECONDS, folder=folder)
+    except ConfigError as error:
+        return error.what
     if done.returncode == 0:
         return None
     said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip() and not line.startswith("make")]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from headway.clouds.programs import show_program, try_program
 from headway.clouds.supply.layout import Image, read_image
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files.scratch import scratch_folder
@@ -32,7 +32,6 @@ _PLACES = ("index-url", "extra-index-url", "find-links")
 _CA = "/run/secrets/ca"
 #: No folder of an image has this name, so a mount hides nothing.
 _MOUNTS = "/mnt/packages"
-_ASK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,7 @@ def find_engine() -> str:
         ConfigError: there is neither.
     """
     for name in ENGINES:
-        if shutil.which(name) is None:
-            continue
-        done = _ask([name, "info"])
-        if done is not None and done.returncode == 0:
+        if _answer([name, "info"]) is not None:
             return name
     raise ConfigError(
         "there is no engine that builds images", where="PATH", fix="start docker, or: apt-get install buildah runc"
@@ -119,8 +115,8 @@ def _rank(line: str) -> int:
 
 def own_index() -> PackageIndex:
     """Return the package index of this Python's pip; an empty one where there is no pip."""
-    done = _ask([sys.executable, "-m", "pip", "config", "list"])
-    return pip_index(done.stdout) if done is not None and done.returncode == 0 else PackageIndex()
+    listing = _answer([sys.executable, "-m", "pip", "config", "list"])
+    return PackageIndex() if listing is None else pip_index(listing)
 
 
 def build_command(engine: str, request: ImageRequest, index: PackageIndex, secrets: Mapping[str, Path]) -> list[str]:
@@ -199,18 +195,20 @@ def _secrets(index: PackageIndex) -> Iterator[dict[str, Path]]:
         yield found
 
 
-def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+def _answer(command: Sequence[str]) -> str | None:
+    """Return what a program prints; None if it fails, or cannot be run."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
+        done = try_program(command)
+    except ConfigError:
         return None
+    return None if done.returncode else done.stdout
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, check=False)
-    if done.returncode:
+    code = show_program(command)
+    if code:
         raise HeadwayError(
-            f"{' '.join(command[:2])} ended with {done.returncode}; what it said is above",
+            f"{' '.join(command[:2])} ended with {code}; what it said is above",
             where=command[-1],
             fix="correct what it names, and run the same command again: finished layers are kept",
         )

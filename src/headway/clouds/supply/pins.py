@@ -7,12 +7,12 @@ both: `debian:12-slim@sha256:...` and `actions/checkout@<commit> # v7.0.1`.
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from headway.clouds.programs import try_program
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import ForeignFileError, read_text
@@ -25,7 +25,6 @@ _ARG = re.compile(r"^\s*ARG\s+(\w+)=(\S+)", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{?(\w+)")
 _USES = re.compile(r"^\s*(?:-\s+)?uses:\s*['\"]?([^'\"\s#]+)")
 _IMAGE = re.compile(r"^\s*(?:-\s+)?(?:image|container):\s*['\"]?([^'\"\s#]+)")
-_LS_REMOTE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -166,16 +165,8 @@ def github_commit(repository: str, tag: str) -> str:
     Raises:
         ConfigError: git is missing, there is no answer, or no such tag.
     """
-    url = f"https://github.com/{repository}"
-    try:
-        done = subprocess.run(
-            ["git", "ls-remote", "--", url, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}", f"refs/heads/{tag}"],
-            capture_output=True, text=True, check=False, timeout=_LS_REMOTE_SECONDS,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(
-            f"{repository} cannot be asked: {error}", where=url, fix="check git and the network"
-        ) from None
+    names = (f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}", f"refs/heads/{tag}")
+    done = try_program(["git", "ls-remote", "--", f"https://github.com/{repository}", *names])
     lines = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     # An annotated tag is an object of its own; the line that ends in ^{} has the commit.
     by_name = {name: commit for commit, name in lines}

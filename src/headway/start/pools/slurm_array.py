@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headway.clouds.launchers.job import Job
-from headway.clouds.launchers.programs import ask_program, try_program
 from headway.clouds.launchers.slurm import container_options, log_pattern, prepare_options, script_head, submit_script
+from headway.clouds.programs import ask_program, try_program
 from headway.config import Config
 from headway.core.console import notice, open_streams, say
 from headway.core.errors import ConfigError, DataError, HeadwayError

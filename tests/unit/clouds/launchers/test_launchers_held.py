@@ -84,7 +84,7 @@ class Cluster:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(spot, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(spot, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(ending, "_FIRST_LOOK_SECONDS", 0.01)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "launch.py").write_text(LAUNCH)

@@ -37,7 +37,7 @@ POLICY = SpotPolicy(2.5, 2.0, min_run_seconds=0.0, min_pause_seconds=0.0)
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(spot, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(spot, "LOOK_SECONDS", 0.01)
     (tmp_path / "training.py").write_text(TRAINING)
     return tmp_path / "run"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ConfigError
@@ -27,9 +28,8 @@ def ask_program(words: Sequence[str], *, stdin: str | None = None, seconds: floa
     """
     done = try_program(words, stdin=stdin, seconds=seconds)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
         raise ConfigError(
-            f"{words[0]} refused: {said[-1] if said else f'exit code {done.returncode}'}",
+            f"{words[0]} refused: {last_words(done)}",
             where=shlex.join(words),
             fix="correct what it names; the command can be tried by hand",
         )
@@ -37,9 +37,21 @@ def ask_program(words: Sequence[str], *, stdin: str | None = None, seconds: floa
 
 
 def try_program(
-    words: Sequence[str], *, stdin: str | None = None, seconds: float = _SECONDS
+    words: Sequence[str],
+    *,
+    stdin: str | None = None,
+    seconds: float = _SECONDS,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, whatever its exit code.
+
+    Args:
+        words: The command.
+        stdin: What it reads.
+        seconds: Longest time that it may take.
+        folder: Where it runs; here if None.
+        environment: All of its variables; those of this process if None.
 
     Raises:
         ConfigError: it is not installed, or takes too long.
@@ -47,15 +59,30 @@ def try_program(
     try:
         # Without a terminal: a program that asks a question would wait for an answer forever.
         source: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-        return subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False, **source)
-    except FileNotFoundError:
-        raise _missing(words[0]) from None
+        return subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            cwd=folder,
+            env=environment,
+            **source,
+        )
+    except OSError as error:
+        raise _missing(words[0], error) from None
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"{words[0]} has not answered for {seconds:.0f} seconds",
             where=shlex.join(words),
-            fix="check that the cluster can be reached, and run the same command again",
+            fix="check that what it asks can be reached, and run the same command again",
         ) from None
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line that a failed program has printed, or its exit code if it was silent."""
+    said = (done.stderr or done.stdout).strip().splitlines()
+    return said[-1].strip() if said else f"exit code {done.returncode}"
 
 
 def ask_json(words: Sequence[str]) -> Any:
@@ -94,8 +121,8 @@ def show_program(words: Sequence[str]) -> int:
     sys.stdout.flush()
     try:
         return subprocess.run(words, check=False).returncode
-    except FileNotFoundError:
-        raise _missing(words[0]) from None
+    except OSError as error:
+        raise _missing(words[0], error) from None
 
 
 def show_pod_logs(
@@ -158,9 +185,12 @@ def check_kind(kubectl: Sequence[str], kind: str, resource: str, where: str, ins
         raise ConfigError(f"the cluster does not know the kind {kind} ({resource})", where=where, fix=install)
 
 
-def _missing(program: str) -> ConfigError:
+def _missing(program: str, error: OSError) -> ConfigError:
+    if not isinstance(error, FileNotFoundError):
+        what = f"the program '{program}' cannot be started: {error.strerror or error}"
+        return ConfigError(what, where="PATH", fix=f"check the installation of {program}")
     return ConfigError(
         f"there is no program '{program}'",
         where="PATH",
-        fix=f"install {program} where you launch from; --dry-run writes the files without it",
+        fix=f"install {program} where you run this; --dry-run of a launch writes the files without it",
     )
