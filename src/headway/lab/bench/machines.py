@@ -311,7 +311,7 @@ def measure_for_lead(membership: SuiteMembership) -> None:
     node = _Node(lead, membership)
     try:
         while True:
-            is_up = lead.is_up  # looked at first: what came before it was lost is taken below
+            is_up = lead.status.is_up  # looked at first: what came before it was lost is taken below
             for message in lead.take():
                 if isinstance(message, RunEnd):
                     raise_end(message)
@@ -353,9 +353,9 @@ class _Node:
 
     def greet(self) -> None:
         """Hand over the results to a lead that is new, or was lost for a moment."""
-        if self._lead.session == self._session:
+        if self._lead.status.session == self._session:
             return
-        self._session = self._lead.session
+        self._session = self._lead.status.session
         notice(f"machine {self._role.number} has joined the lead at {self._role.host}:{self._role.port}")
         for result in self._kept.values():
             self._lead.send(KeepResult(result))
@@ -371,11 +371,11 @@ class _Node:
         if self._measurement is not None:
             notice("the measurement of this machine is ended: the lead is lost")
             self.end()
-        self._lead.check_refused()
-        gone = time.monotonic() - self._lead.lost_at
+        self._lead.status.check_refused(self._role)
+        gone = time.monotonic() - self._lead.status.lost_at
         if gone >= self._rejoin_seconds:
             raise Preempted(
-                f"the lead has been gone for {format_seconds(gone)}: {self._lead.why}",
+                f"the lead has been gone for {format_seconds(gone)}: {self._lead.status.why}",
                 where=f"{self._role.host}:{self._role.port}",
                 fix="run the same command again on all machines",
             )
@@ -401,7 +401,7 @@ class _Measurement:
         spec = Path(self._folder.name) / "cell.json"
         self._log = Path(self._folder.name) / "cell.log"
         write_json(spec, order.spec)
-        address = lead.interface_address
+        address = lead.status.interface_address
         interface = None if address is None else interface_of(address)
         part = replace(order.part, interface=interface)
         cell = Spec.read(spec).result.cell

@@ -11,11 +11,9 @@ import faulthandler
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
 
 from headway.config import Config
 from headway.core.alerts import Alerts, alerting
@@ -24,9 +22,8 @@ from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.process.table import has_one_thread
 from headway.core.process.waiting import wait_until
-from headway.core.startup.early_stop import take_early_signals
 from headway.run.directory.account import stopped_by_budget
-from headway.run.directory.cancel import check_not_cancelled, forget_cancel
+from headway.run.directory.cancel import forget_cancel
 from headway.run.directory.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.attempt_client import has_data, load_ahead
@@ -37,12 +34,11 @@ from headway.run.supervisor.machines.attempt_machines import AttemptMachines
 from headway.run.supervisor.machines.run_machines import RunMachines
 from headway.run.supervisor.processes import adopt_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision, RestartPolicy, newest_checkpoint
+from headway.run.supervisor.stop_requests import StopRequests
 from headway.run.supervisor.worker_pool import WorkerPool
 
 #: Time between looks while it waits between attempts.
 _POLL_SECONDS = 0.1
-#: Time between looks for a request to cancel the run; while an attempt runs, its workers look.
-_ASK_SECONDS = 1.0
 #: Loading that takes longer than this is reported.
 _LONG_SECONDS = 55.0
 #: How long a thread of the C library may take to end.
@@ -116,18 +112,13 @@ class _Supervisor:
         self, config: Config, options: RunOptions, own_process: bool, machines: RunMachines | None = None
     ) -> None:
         self._machines = machines
-        self._wanted = config.parallel
         self._config = config
         self._options = options
         self._own_process = own_process
         self._restart_policy = RestartPolicy(config.supervise)
         self._pool = WorkerPool(config, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._signals: list[int] = []
-        for number in take_early_signals():
-            self._record_signal(number, None)
-        self._asked_at = 0.0
+        self._stops = StopRequests(config.run_directory, machines)
         self._lock: OwnerLock | None = None
-        self._alerts: Alerts | None = None
         self._follower = FollowerProcess(config)
         self._restarts = 0
 
@@ -135,13 +126,13 @@ class _Supervisor:
         if self._own_process:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the ends of children would be lost
             adopt_orphans()
-        alerts = alerting(self._config.telemetry.alert, self._config.run_directory)
-        with handled(STOP_SIGNALS, self._record_signal), alerts as self._alerts:
+        alerting_block = alerting(self._config.telemetry.alert, self._config.run_directory)
+        with handled(STOP_SIGNALS, self._stops.record), alerting_block as alerts:
             self._wait_for_dead_owners()
             forget_cancel(self._config.run_directory)
             self._load_ahead()
             try:
-                while (decision := self._next()).continues:
+                while (decision := self._next(alerts)).continues:
                     self._restarts += 1
                     self._options = RunOptions(accept_changes=True)
                     self._pause(decision.delay_seconds)
@@ -152,27 +143,17 @@ class _Supervisor:
                     self._lock.release()
                 self._finish_following()
 
-    def _open_alerts_and_follow(self) -> None:
-        if self._alerts is not None:
-            self._alerts.open_file()
-        self._follower.begin()
-
     def _finish_following(self) -> None:
         """Give trackers some time for the last steps; a further signal ends that."""
-        came = len(self._signals)
-        self._follower.finish(came > 0, lambda: len(self._signals) > came)
-
-    def _record_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._machines is None:
-            self._signals.append(number)
-        else:
-            self._machines.add_signal(self._signals, number)
+        signals = self._stops.signals
+        came = len(signals)
+        self._follower.finish(came > 0, lambda: len(signals) > came)
 
     def _wait_for_dead_owners(self) -> None:
         """Wait for what is left of a command that was killed, or whose machine died."""
-        wait_for_dead_machine(self._config.run_directory, lambda: self._signals)
+        wait_for_dead_machine(self._config.run_directory, lambda: self._stops.signals)
         if not self._options.restart:
-            wait_for_orphaned_writers(self._config.run_directory, lambda: self._signals)
+            wait_for_orphaned_writers(self._config.run_directory, lambda: self._stops.signals)
         self._check_signals("before the first attempt")
 
     def _load_ahead(self) -> None:
@@ -198,39 +179,37 @@ class _Supervisor:
         """Return the signals of all machines so far, and show that this run lives."""
         if self._lock is not None:
             self._lock.renew()
-        return self._signals if self._machines is None else self._machines.hear(self._signals)
+        return self._stops.hear()
 
     def _is_stopped(self) -> bool:
         """Return whether a signal has come; a cancelled run ends here."""
         self._follower.tend()
-        self._check_not_cancelled()
+        self._stops.check_not_cancelled()
         return bool(self._hear())
-
-    def _check_not_cancelled(self) -> None:
-        now = time.monotonic()
-        if now - self._asked_at >= _ASK_SECONDS:
-            self._asked_at = now
-            check_not_cancelled(self._config.run_directory)
 
     def _check_signals(self, when: str) -> None:
         if self._hear():
-            raise Preempted(f"stopped by {self._signal} {when}", fix="run the same command again")
+            raise self._stops.error(when)
 
-    def _next(self) -> Decision:
+    def _next(self, alerts: Alerts | None) -> Decision:
         """Make one attempt and decide what follows; raise the error that ends the run."""
         machines_now = self._assemble()
         if machines_now is None:
             return Decision(False, "finished")
-        numbers = {"workers": self._pool.size, "machines": len(machines_now) + 1, "min_machines": None}
-        parallel = self._wanted.model_copy(update=numbers)
-        config = self._config.model_copy(update={"parallel": parallel})
+        config = self._config.model_copy(update={"parallel": self._pool.parallel_of(len(machines_now) + 1)})
+
+        def begin() -> None:
+            if alerts is not None:
+                alerts.open_file()
+            self._follower.begin()
+
         around = AttemptSurroundings(
             self._pool,
-            self._signals,
+            self._stops.signals,
             self._own_process,
             machines=machines_now,
             follower=self._follower,
-            on_begin=self._open_alerts_and_follow,
+            on_begin=begin,
             can_grow=lambda: self._machines is not None and self._machines.can_grow(len(machines_now) + 1),
             hear=self._hear,
         )
@@ -244,13 +223,13 @@ class _Supervisor:
             self._config = attempt.config
         if not attempt.has_begun:  # the run was already finished, or a check failed
             decision = Decision(False, outcome.what)
-        elif attempt.stopped_to_grow and outcome.kind == "preempted" and not self._signals:
+        elif attempt.stopped_to_grow and outcome.kind == "preempted" and not self._stops.signals:
             decision = self._grow()
         else:
             decision = self._decide(outcome)
-        stopped = bool(self._signals) and decision.continues
+        stopped = bool(self._stops.signals) and decision.continues
         if stopped:
-            decision = Decision(False, f"{self._signal} came")
+            decision = Decision(False, f"{self._stops.name} came")
         attempt.record_outcome(outcome, decision)
         if not decision.continues:
             self._end(self._stopped(outcome) if stopped else outcome, decision, attempt.has_begun)
@@ -270,14 +249,10 @@ class _Supervisor:
 
         def look() -> None:
             self._follower.tend()
-            self._check_not_cancelled()
+            self._stops.check_not_cancelled()
             self._check_signals("while it waited for other machines")
 
         return self._machines.assemble(look, self._options.restart)
-
-    @property
-    def _signal(self) -> str:
-        return signal.Signals(self._signals[0]).name
 
     def _stopped(self, outcome: AttemptOutcome) -> AttemptOutcome:
         """Return how the command ends when it is stopped and the attempt has failed, perhaps because of that.
@@ -286,9 +261,9 @@ class _Supervisor:
         """
         if outcome.kind == "preempted":
             return outcome
-        if self._signals.count(signal.SIGINT) > 1:
+        if self._stops.signals.count(signal.SIGINT) > 1:
             return replace(outcome, exit_code=INTERRUPTED)
-        what = f"{outcome.what}; stopped by {self._signal} before the next attempt"
+        what = f"{outcome.what}; stopped by {self._stops.name} before the next attempt"
         return AttemptOutcome("preempted", what, Preempted.exit_code, outcome.where, "run the same command again")
 
     def _decide(self, outcome: AttemptOutcome) -> Decision:

@@ -41,7 +41,7 @@ class WorkerControl:
     def look(self, folder: Path) -> None:
         """Take what is new of all workers; their heartbeats of this machine are in the attempt's folder."""
         self._workers.look(folder)
-        self._workers.add(self._machines.readings, self._machines.states)
+        self._workers.add(self._machines.statuses.readings, self._machines.statuses.states)
 
     def pass_signals_on(self, process: AttemptProcess, folder: Path | None) -> None:
         """Pass signals on to workers, which save and end with exit code 75.

@@ -14,18 +14,26 @@ from headway.run.supervisor.restart_policy import AttemptOutcome
 
 if TYPE_CHECKING:
     from headway.config import Config
+    from headway.config.sections.parallel import ParallelConfig
 
 #: A run that repeatedly fails to grow waits up to this much longer between tries.
 _MOST_PATIENCE = 64
 
 
 @dataclass(frozen=True)
+class _Workers:
+    """How many workers there are, and the GPUs that they may use."""
+
+    count: int
+    devices: Sequence[str]
+
+
+@dataclass(frozen=True)
 class _Trial:
-    """A trial with all workers, and the smaller pool to return to if it fails."""
+    """A trial with all workers, and the fewer to return to if it fails."""
 
     newest_step: int
-    size: int
-    devices: list[str]
+    before: _Workers
 
 
 class WorkerPool:
@@ -41,22 +49,35 @@ class WorkerPool:
     """
 
     def __init__(self, config: Config, devices: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._wanted = config.parallel.workers
+        self._parallel = config.parallel
         self._clock = clock
         self._allowed = allowed_sizes(config)
-        self._all_devices = devices.split(",") if devices is not None else [str(n) for n in range(self._wanted)]
-        self._devices = list(self._all_devices)
+        count = config.parallel.workers
+        self._all = _Workers(count, devices.split(",") if devices is not None else [str(n) for n in range(count)])
+        self._now = self._all
         self._cool_down = float(config.supervise.grow_after.amount)
         self._patience = 1
         self._since = 0.0
         self._tried: _Trial | None = None
         self._blamed: tuple[int, int] | None = None
-        self.size = self._wanted
+
+    @property
+    def size(self) -> int:
+        """The current number of workers of each machine."""
+        return self._now.count
+
+    def parallel_of(self, machines: int) -> ParallelConfig:
+        """Return the section `parallel` of an attempt with these workers.
+
+        Args:
+            machines: How many machines take part.
+        """
+        return self._parallel.model_copy(update={"workers": self.size, "machines": machines, "min_machines": None})
 
     @property
     def devices(self) -> str | None:
         """The value of `CUDA_VISIBLE_DEVICES` while a GPU is left out; None to leave it unchanged."""
-        return ",".join(self._devices) if len(self._devices) < len(self._all_devices) else None
+        return ",".join(self._now.devices) if len(self._now.devices) < len(self._all.devices) else None
 
     def shrink(self, outcome: AttemptOutcome, newest_step: int) -> str | None:
         """Continue with fewer workers, if the run may have fewer, and one is lost for good or a trial failed.
@@ -75,7 +96,7 @@ class WorkerPool:
         if self._tried is not None and not outcome.is_from_outside:
             why = f"{counted(self.size, 'worker')} were tried again in vain"
             self._patience = min(_MOST_PATIENCE, self._patience * 2)
-            return self._resize(why, self._tried.size, self._tried.devices)
+            return self._resize(why, self._tried.before)
         if outcome.rank is None or outcome.kind == "slow":
             return None
         before = self._blamed
@@ -83,21 +104,20 @@ class WorkerPool:
         fewer = [size for size in self._allowed if size < self.size]
         if before != self._blamed or not fewer:
             return None
-        devices = [device for rank, device in enumerate(self._devices) if rank != outcome.rank]
-        return self._resize(f"worker {outcome.rank} is lost for good", fewer[-1], devices)
+        devices = [device for rank, device in enumerate(self._now.devices) if rank != outcome.rank]
+        return self._resize(f"worker {outcome.rank} is lost for good", _Workers(fewer[-1], devices))
 
-    def _resize(self, why: str, size: int, devices: list[str]) -> str:
-        self.size = size
-        self._devices = devices
+    def _resize(self, why: str, to: _Workers) -> str:
+        self._now = to
         self._since = self._clock()
         self._blamed = None
         self._tried = None
-        return f"{why}; the run continues with {counted(size, 'worker')}"
+        return f"{why}; the run continues with {counted(to.count, 'worker')}"
 
     @property
     def may_grow(self) -> bool:
         """Whether it is time to try with all workers."""
-        return self.size < self._wanted and self._clock() - self._since >= self._cool_down * self._patience
+        return self.size < self._all.count and self._clock() - self._since >= self._cool_down * self._patience
 
     def grow(self, newest_step: int) -> None:
         """Try with all workers again; after a failure the next trial waits twice as long.
@@ -105,8 +125,8 @@ class WorkerPool:
         Args:
             newest_step: Step of the newest checkpoint, from which the trial begins.
         """
-        self._tried = _Trial(newest_step, self.size, self._devices)
-        self.size, self._devices = self._wanted, list(self._all_devices)
+        self._tried = _Trial(newest_step, self._now)
+        self._now = self._all
 
 
 def allowed_sizes(config: Config) -> Sequence[int]:

@@ -74,7 +74,7 @@ def test_what_cannot_be_loaded_ahead_ends_no_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(supervisor, "has_data", lambda config: True)
     config = Config.model_validate({"train": {"steps": 1}})
     one = supervisor._Supervisor(config, RunOptions(), own_process=True)
-    one._signals += signals
+    one._stops.signals += signals
     with pytest.raises(Preempted) if signals else nullcontext():
         one._load_ahead()
     assert tried == [config]

@@ -330,7 +330,7 @@ def test_of_two_machines_the_worker_that_died_first_is_named(
 
     def look() -> None:
         page_of_1.look(folder)
-        machines.readings, machines.states = page_of_1.readings, page_of_1.states
+        machines.statuses = page_of_1
 
     monkeypatch.setattr(machines, "look", look)
     monkeypatch.setattr(machines, "signal", lambda number: kill(1001, number))

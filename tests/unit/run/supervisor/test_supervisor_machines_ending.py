@@ -19,6 +19,7 @@ from headway.core.files.hashes import fingerprint
 from headway.run.directory.run_directory import IDENTITY_KEY
 from headway.run.supervisor.machines import node as machines_node
 from headway.run.supervisor.machines.ending import ANY_TIME, is_finished_in_tier, raise_end, recorded_end
+from headway.run.supervisor.machines.lead_connection import LeadStatus
 from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.messages import RunEnd
 from headway.run.supervisor.machines.node import _Node
@@ -112,9 +113,10 @@ def lone_node(config: Config, monkeypatch: pytest.MonkeyPatch, gone: float, **op
     starts_over = options.pop("starts_over", False)
     node = _Node(config, Membership(role, COMPUTES), own_process=False, starts_over=starts_over)
     now = time.monotonic()
-    node._look_at = 0.0
-    about = {"session": 1, "is_refused": True, "why": "it cannot be reached", **options}
-    line: Any = SimpleNamespace(check_refused=lambda: None, lost_at=now - gone, **about)
+    if node._end_without_lead is not None:
+        node._end_without_lead._look_at = 0.0
+    about = {"session": 1, "is_absent": True, **options}
+    line: Any = SimpleNamespace(status=LeadStatus(lost_at=now - gone, **about))
     monkeypatch.setattr(machines_node, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
     return lambda: node._wait_for_lead(line)
 
@@ -151,7 +153,7 @@ def test_a_machine_gives_up_with_the_error_that_its_lead_met(
         (16.0, {}, True),
         (14.0, {}, False),
         (16.0, {"session": 0}, False),  # it may still be starting
-        (16.0, {"is_refused": False}, False),  # its machine does not answer, as behind a cut cable
+        (16.0, {"is_absent": False}, False),  # its machine does not answer, as behind a cut cable
         (16.0, {"is_restarted": True}, False),
     ],
 )

@@ -50,6 +50,9 @@ def port() -> int:
     return free_ports(1)[0]
 
 
+NODE = MachineRole(1, "127.0.0.1", 7000, SECRET)
+
+
 @pytest.fixture
 def lead(stack: ExitStack, port: int) -> Lead:
     lead = Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(3, 1, "1", "i"), lost_seconds=30.0)
@@ -76,9 +79,9 @@ def soon(condition: Callable[[], object]) -> None:
 
 def test_a_node_joins_hears_the_lead_and_is_heard(lead: Lead, join: Callable[..., LeadConnection]) -> None:
     node = join()
-    soon(lambda: node.is_up and 1 in lead.here)
+    soon(lambda: node.status.is_up and 1 in lead.here)
     assert str(lead.here[1]) == "machine 1 (b)" and lead.address == "127.0.0.1"
-    assert interface_of(node.interface_address or "") == interface_of("127.0.0.1")
+    assert interface_of(node.status.interface_address or "") == interface_of("127.0.0.1")
     lead.tell([1, 2], EndAttempt(4))
     soon(lambda: node.inbox)
     assert node.take() == [EndAttempt(4)]
@@ -109,10 +112,10 @@ def test_a_node_that_closes_its_connection_is_gone_at_once(lead: Lead, join: Cal
 
 def test_a_node_knows_a_lead_whose_machine_is_there_without_it(lead: Lead, join: Callable[..., LeadConnection]) -> None:
     node = join()
-    soon(lambda: node.is_up)
-    assert not node.is_refused
+    soon(lambda: node.status.is_up)
+    assert not node.status.is_absent
     lead.close(RunEnd(0))
-    soon(lambda: node.is_refused)
+    soon(lambda: node.status.is_absent)
 
 
 def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port: int) -> None:
@@ -120,16 +123,16 @@ def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port
     stack.callback(lead.close, RunEnd(0))
     node = LeadConnection(MachineRole(1, "127.0.0.1", port, SECRET), HELLO, lost_seconds=1.5)
     stack.callback(node.close)
-    soon(lambda: node.is_up)
+    soon(lambda: node.status.is_up)
     session = lead.here[1].session
     with node.pausing():  # it says nothing, and its connection stays open
         soon(lambda: lead.why_gone(session))
     assert "said nothing for" in str(lead.why_gone(session)) and lead.closed == {}
-    soon(lambda: node.session == 2)
+    soon(lambda: node.status.session == 2)
     with lead.pausing():
-        soon(lambda: not node.is_up)
-    assert "said nothing for" in node.why
-    soon(lambda: node.session == 3)
+        soon(lambda: not node.status.is_up)
+    assert "said nothing for" in node.status.why
+    soon(lambda: node.status.session == 3)
 
 
 def test_a_node_with_another_secret_or_config_is_refused_and_told(
@@ -138,12 +141,12 @@ def test_a_node_with_another_secret_or_config_is_refused_and_told(
     lead._members.name_differences = partial(name_differences, {"seed": 3, "train.steps": 8})
     computes = {"seed": 4, "train.steps": 8}
     stranger, other = join(secret=b"another secret of it"), join(number=2, identity="j", computes=computes)
-    soon(lambda: stranger.refusal and other.refusal)
+    soon(lambda: stranger.status.refusal and other.status.refusal)
     with pytest.raises(ConfigError, match="another secret"):
-        stranger.check_refused()
+        stranger.status.check_refused(NODE)
     what = "machine 2 (b) was started with another config than the lead: seed is 4, and the lead's is 3"
     with pytest.raises(ConfigError, match=re.escape(what)):
-        other.check_refused()
+        other.status.check_refused(NODE)
     assert [refusal.what for refusal in lead.take_refusals()] == [what]
     assert lead.here == {}
 
@@ -157,7 +160,7 @@ def test_foreign_connections_disturb_nothing(lead: Lead, join: Callable[..., Lea
             elif number % 3 == 1:
                 end.sendall(b"GET / HTTP/1.1\r\n\r\n")
         node = join()
-        soon(lambda: 1 in lead.here and node.is_up)
+        soon(lambda: 1 in lead.here and node.status.is_up)
 
 
 def test_every_node_hears_how_the_run_ended(lead: Lead, join: Callable[..., LeadConnection]) -> None:
@@ -177,7 +180,7 @@ def test_every_node_hears_how_the_run_ended(lead: Lead, join: Callable[..., Lead
 
 def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Callable[..., LeadConnection]) -> None:
     node = join()
-    soon(lambda: node.is_up)
+    soon(lambda: node.status.is_up)
     ours = [thread for thread in threading.enumerate() if thread.name == "headway-machines"]
     assert len(ours) == 2
     with lead.pausing(), node.pausing():
@@ -244,8 +247,8 @@ def test_a_lead_whose_name_appears_later_listens_at_once_and_is_found(
     assert ("not known here, or not yet" in capsys.readouterr().err) == (listen is None)
     node = LeadConnection(MachineRole(1, "lead.late", port, SECRET), HELLO, 30.0)
     stack.callback(node.close)
-    soon(lambda: "Name or service not known" in node.why)
-    assert not node.is_refused and lead.here == {}
+    soon(lambda: "Name or service not known" in node.status.why)
+    assert not node.status.is_absent and lead.here == {}
     there.append("lead.late")
-    soon(lambda: node.is_up and 1 in lead.here)
+    soon(lambda: node.status.is_up and 1 in lead.here)
     assert lead.address == "127.0.0.1"

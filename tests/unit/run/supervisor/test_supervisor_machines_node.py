@@ -15,7 +15,7 @@ from headway.core.coordination.heartbeat import Heartbeat, Phase
 from headway.core.errors import Preempted
 from headway.core.process.table import DEAD, ProcessState
 from headway.run.supervisor import worker_status
-from headway.run.supervisor.machines.lead_connection import LeadConnection
+from headway.run.supervisor.machines.lead_connection import LeadConnection, LeadStatus
 from headway.run.supervisor.machines.machine_role import MachineRole, Membership
 from headway.run.supervisor.machines.messages import AttemptEnded, MachineMessage, RunEnd, SignalReceived, Spare
 from headway.run.supervisor.machines.node import _Node, _NodeAttempt
@@ -86,19 +86,12 @@ def test_workers_that_have_not_begun_are_killed_with_their_agent(
 class Told:
     """A connection to the lead that is up or not, and what was sent."""
 
-    lost_at = 0.0
-    why = "it cannot be reached"
-    is_refused = False
-
     def __init__(self, *, is_up: bool, session: int) -> None:
-        self.is_up, self.session = is_up, session
+        self.status = LeadStatus(session, is_up, lost_at=0.0)
         self.sent: list[int] = []
 
     def send(self, message: SignalReceived) -> None:
         self.sent.append(message.number)
-
-    def check_refused(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -133,7 +126,7 @@ def test_the_end_of_the_run_is_heard_though_the_lead_has_left(interrupted: _Node
     line = Told(is_up=True, session=1)
 
     def take() -> list[MachineMessage]:
-        line.is_up = False  # with the end of the run, which comes while this batch is handled
+        line.status.is_up = False  # with the end of the run, which comes while this batch is handled
         return batches.pop(0)
 
     line.take = take  # type: ignore[attr-defined]

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headway.config import Config
-from headway.core.coordination.heartbeat import Reading
 from headway.core.coordination.launched import MachinePart
 from headway.core.errors import Preempted
-from headway.core.process.table import ProcessState
 from headway.core.process.waiting import wait_until
 from headway.run.directory.run_directory import Attempt
 from headway.run.supervisor.error_report import ErrorReport
@@ -30,6 +28,7 @@ from headway.run.supervisor.machines.messages import (
     WriteStacks,
 )
 from headway.run.supervisor.messages import SentConfig
+from headway.run.supervisor.worker_status import WorkerStatuses
 
 if TYPE_CHECKING:
     from headway.run.supervisor.watchdog import Finding
@@ -96,6 +95,27 @@ def most_telling(ends: Collection[MachineEnd], found: Finding | None) -> Machine
     return min(ends, key=lambda end: (end.severity, found is None or end.rank != found.rank, end.rank))
 
 
+class MeetingPlace:
+    """The address at which the workers of all machines meet, reserved for the length of an attempt.
+
+    No other process gets the port. The first worker, which binds it as well, is the only one that listens.
+
+    Args:
+        address: The address of this machine at which the others have reached it.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._reserved = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((address, 0))
+        self.port = int(self._reserved.getsockname()[1])
+
+    def close(self) -> None:
+        """Release the port."""
+        self._reserved.close()
+
+
 class AttemptMachines:
     """The other machines that work in an attempt; none for a run on one machine.
 
@@ -121,23 +141,12 @@ class AttemptMachines:
         self.members = members
         self._workers = workers
         self._own_disks = own_disks
-        self._ranks = {m.number: range(i * workers, (i + 1) * workers) for i, m in enumerate(members, 1)}
         self._attempt: int | None = None
-        self._reserved: socket.socket | None = None
-        self.readings: dict[int, Reading] = {}
-        self.states: dict[int, ProcessState | None] = {}
+        self._meeting = None if lead is None or not members else MeetingPlace(lead.address)
+        self.statuses = WorkerStatuses(self.world_size, range(0))
+        """What the machines have sent about their workers."""
         self.ends: dict[int, MachineEnd] = {}
         self._ended: set[int] = set()
-        self._address = ("", 0)
-        if lead is not None and members:
-            address = lead.address
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            # Bound for the length of the attempt, so that no other process gets the port; the first worker, which
-            # binds it as well, is the only one that listens.
-            self._reserved = socket.socket(family, socket.SOCK_STREAM)
-            self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._reserved.bind((address, 0))
-            self._address = (address, int(self._reserved.getsockname()[1]))
 
     def __len__(self) -> int:
         return len(self.members)
@@ -149,11 +158,17 @@ class AttemptMachines:
 
     def host_of(self, rank: int) -> str | None:
         """Return the name of the machine of a worker; None for the lead's own."""
-        return next((m.host for m in self.members if rank in self._ranks[m.number]), None)
+        return next((member.host for member in self.members if rank in self._ranks(member)), None)
+
+    def _ranks(self, member: Member) -> range:
+        first = (1 + [one.number for one in self.members].index(member.number)) * self._workers
+        return range(first, first + self._workers)
 
     def variables(self) -> dict[str, str]:
         """Return what the lead's own attempt process has to know."""
-        return self._part(0, interface_of(self._address[0])).variables() if self.members else {}
+        if self._meeting is None:
+            return {}
+        return self._part(0, interface_of(self._meeting.address)).variables()
 
     def pausing(self) -> AbstractContextManager[None]:
         """Return a block in which this process can be copied."""
@@ -176,10 +191,12 @@ class AttemptMachines:
 
     def part(self, member: Member) -> MachinePart:
         """Return the part of one of these machines, which itself knows its interface."""
-        return self._part(self._ranks[member.number].start, None)
+        return self._part(self._ranks(member).start, None)
 
     def _part(self, first_rank: int, interface: str | None) -> MachinePart:
-        return MachinePart(first_rank, self.world_size, *self._address, interface, self._own_disks)
+        assert self._meeting is not None, "there are members"
+        address, port = self._meeting.address, self._meeting.port
+        return MachinePart(first_rank, self.world_size, address, port, interface, self._own_disks)
 
     def look(self) -> None:
         """Take what the machines have sent."""
@@ -187,11 +204,11 @@ class AttemptMachines:
             return
         for member in self._present:
             newest = self._lead.newest_readings(member.number)
-            ranks = self._ranks[member.number]
+            ranks = self._ranks(member)
             if newest is not None and newest.attempt == self._attempt:
                 # A machine may speak for its own ranks only.
-                self.readings.update({rank: one for rank, one in newest.readings.items() if rank in ranks})
-                self.states.update({rank: one for rank, one in newest.states.items() if rank in ranks})
+                readings = {rank: one for rank, one in newest.readings.items() if rank in ranks}
+                self.statuses.add(readings, {rank: one for rank, one in newest.states.items() if rank in ranks})
             for message in self._lead.take_messages(member.number):
                 match message:
                     case WorkersEnded(self._attempt, code, is_done, reported, killed):
@@ -210,7 +227,7 @@ class AttemptMachines:
             if self._lead is None or member.number in self.ends:
                 continue
             if (why := self._lead.why_gone(member.session)) is not None:
-                return member, why, self._ranks[member.number]
+                return member, why, self._ranks(member)
         return None
 
     @property
@@ -254,9 +271,8 @@ class AttemptMachines:
 
     def close(self) -> None:
         """Release the port at which workers meet."""
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
+        if self._meeting is not None:
+            self._meeting.close()
 
     def _tell(self, message: Callable[[int], FromLead]) -> None:
         """Send what is made of the number of the attempt to the machines that are there."""

@@ -7,6 +7,7 @@ started again waits for machines that know that it is finished. Both ask here.
 from __future__ import annotations
 
 import math
+import time
 
 from headway.checkpoint.remote.acquire import find_tier, resolve_identity
 from headway.checkpoint.run_identity import run_identity
@@ -28,6 +29,9 @@ from headway.run.supervisor.machines.messages import RunEnd
 ANY_TIME = -math.inf
 #: Time between two looks of a machine that waits.
 LOOK_AT_RUN_SECONDS = 15.0
+#: How long a machine tries to reach the lead before it looks at the run, and at the run's remote tier.
+_FIRST_LOOK_SECONDS = 3.0
+_TIER_SECONDS = 60.0
 #: How long a store may take to answer.
 _STORE_SECONDS = 5.0
 
@@ -92,6 +96,37 @@ def is_finished_in_tier(config: Config) -> bool:
     if newest is None or identity.relation(newest) != "own":
         return False
     return newest.step == final_step(config, (newest.step, newest.context))
+
+
+class EndWithoutLead:
+    """Looks for the end of a run whose lead may have left long ago, and never answer.
+
+    Args:
+        config: Resolved.
+        identity: Fingerprint of what it says about the mathematics of the run.
+    """
+
+    def __init__(self, config: Config, identity: str) -> None:
+        self._config = config
+        self._identity = identity
+        self._since = time.time()
+        self._look_at = time.monotonic() + _FIRST_LOOK_SECONDS
+
+    def find(self, gone_seconds: float, gives_up: bool) -> RunEnd | None:
+        """Return how the run has ended; None if it has not, or if it is too early to look again.
+
+        Args:
+            gone_seconds: How long the lead has been gone.
+            gives_up: Whether this is the last look, for which an error of any time counts.
+        """
+        now = time.monotonic()
+        if now < self._look_at and not gives_up:
+            return None
+        self._look_at = now + LOOK_AT_RUN_SECONDS
+        end = recorded_end(self._config, self._identity, ANY_TIME if gives_up else self._since)
+        if end is None and (gives_up or gone_seconds >= _TIER_SECONDS) and is_finished_in_tier(self._config):
+            return RunEnd(0)
+        return end
 
 
 def raise_end(end: RunEnd) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 
 from headway.core.console import notice, warning
-from headway.core.coordination.launch_variables import LEAD, LISTEN, SECRET
-from headway.core.errors import ConfigError
 from headway.core.process.messages import Messages
 from headway.core.process.signals import STOP_SIGNALS
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor.machines.channel import Channel, ChannelError, WrongSecret
-from headway.run.supervisor.machines.connection import GREETING_SECONDS, Connection, ConnectionThread
+from headway.run.supervisor.machines.channel import ChannelError
+from headway.run.supervisor.machines.connection import Connection, ConnectionThread
+from headway.run.supervisor.machines.entrance import Entrance
 from headway.run.supervisor.machines.machine_role import MachineRole
 from headway.run.supervisor.machines.members import Member, Members
 from headway.run.supervisor.machines.messages import (
@@ -33,12 +31,8 @@ from headway.run.supervisor.machines.messages import (
     WorkerReadings,
 )
 
-#: Most connections of processes that have not proven that they know the secret.
-_MOST_UNKNOWN = 32
 #: How long the others may take to hear how the run ended.
 _FAREWELL_SECONDS = 5.0
-_ANY_IPV6 = "::"
-_EVERYWHERE = ("", _ANY_IPV6)
 #: How a socket of both families shows an address of IPv4.
 _MAPPED = "::ffff:"
 
@@ -63,18 +57,14 @@ class Lead:
         *,
         messages: Messages[MachineMessage] = MACHINE,
     ) -> None:
-        self._messages = messages
-        self._role = role
         self._members = members
         self._lost_seconds = lost_seconds
         self._clock = clock
         self._known: dict[int, Connection] = {}
-        self._unknown: list[Connection] = []
         self._thread = ConnectionThread(self._turn, self._forget)
-        self._refused_at = -60.0
         self._end: RunEnd | None = None
         self._signals: list[tuple[str, int]] = []
-        self._listener = _listen(role)
+        self._entrance = Entrance(role, messages)
         self.pausing = self._thread.paused
         self._thread.start()
 
@@ -98,7 +88,7 @@ class Lead:
             for connection in self._known.values():
                 with suppress(OSError):
                     return str(connection.end.getsockname()[0]).removeprefix(_MAPPED)
-        return str(self._listener.getsockname()[0])
+        return str(self._entrance.listener.getsockname()[0])
 
     def why_gone(self, session: int) -> str | None:
         """Return why a connection has ended; None if it has not."""
@@ -167,49 +157,21 @@ class Lead:
 
     def _turn(self, ready: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
         now = self._clock()
-        if self._listener in ready:
-            self._accept(now)
-        for connection in list(self._unknown):
-            self._greet(connection, connection.end in ready, now)
+        self._entrance.turn(ready, now, self._admit)
         for number in list(self._known):
             self._attend(number, partial(self._converse, number, ready, now))
         for member in self._members.silent(now, self._lost_seconds):
             self._leave(member.number, f"it has said nothing for {now - member.heard:.0f} s")
-        connections = [*self._unknown, *self._known.values()]
+        connections = [*self._entrance.unknown, *self._known.values()]
         writes = [connection.end for connection in connections if connection.channel.unsent]
-        return [self._listener, *(connection.end for connection in connections)], writes
+        return [self._entrance.listener, *(connection.end for connection in connections)], writes
 
-    def _accept(self, now: float) -> None:
-        with suppress(OSError):
-            end, _ = self._listener.accept()
-            if len(self._unknown) >= _MOST_UNKNOWN:
-                end.close()
-                return
-            self._unknown.append(Connection(end, Channel(self._role.secret, is_lead=True), now, self._messages))
+    def _admit(self, connection: Connection, messages: Sequence[MachineMessage], now: float) -> None:
+        """Let a machine join by what it says first.
 
-    def _greet(self, connection: Connection, is_ready: bool, now: float) -> None:
-        """Continue the greeting of a process that may be a machine of the run, or anything else."""
-        try:
-            messages = connection.receive(now) if is_ready else []
-            connection.flush()
-            if messages:
-                self._admit(connection, messages, now)
-            elif now - connection.began > GREETING_SECONDS:
-                raise ChannelError("it takes too long")
-        except ChannelError as error:
-            if isinstance(error, WrongSecret) and now - self._refused_at > 60.0:
-                self._refused_at = now
-                peer = "unknown"
-                with suppress(OSError):
-                    peer = str(connection.end.getpeername()[0])
-                warning(f"a process at {peer} wants to join the run and does not know its secret")
-            with suppress(ChannelError):
-                connection.flush()  # that it was refused
-            if connection in self._unknown:
-                self._unknown.remove(connection)
-            connection.end.close()
-
-    def _admit(self, connection: Connection, messages: list[MachineMessage], now: float) -> None:
+        Raises:
+            ChannelError: it is no machine of the run, or may not join.
+        """
         hello, *more = messages
         if not isinstance(hello, Hello):
             raise ChannelError("it does not say which machine it is")
@@ -217,7 +179,6 @@ class Lead:
         if isinstance(found, Refused):
             connection.send(found)
             raise ChannelError(found.what)
-        self._unknown.remove(connection)
         if (old := self._known.pop(found.number, None)) is not None:
             old.end.close()
         self._known[found.number] = connection
@@ -259,75 +220,7 @@ class Lead:
         self._members.leave(number, why, closed_at)
 
     def _forget(self) -> None:
-        for end in (self._listener, *(c.end for c in (*self._unknown, *self._known.values()))):
+        self._entrance.close()
+        for connection in self._known.values():
             with suppress(OSError):
-                end.close()
-
-
-def _listen(role: MachineRole) -> socket.socket:
-    """Listen where the others look for the lead.
-
-    That is the address that the launcher says, or the one that the lead's name stands for, if this machine has it. A
-    name may also stand for another one, which leads here (a service of Kubernetes), or on this machine for loopback, or
-    not be known yet (names of pods appear seconds after their start); then every interface is listened on, with a word.
-
-    Raises:
-        ConfigError: the name cannot be one, this machine does not have the address, or the port is in use.
-    """
-    last: OSError | None = None
-    foreign: str | None = None
-    for family, host in _addresses(role):
-        both = host == _ANY_IPV6 and socket.has_dualstack_ipv6()
-        try:
-            listener = socket.create_server((host, role.port), family=family, backlog=128, dualstack_ipv6=both)
-        except OSError as error:
-            last = error
-            if error.errno == errno.EADDRNOTAVAIL and host not in _EVERYWHERE:
-                foreign = host
-            continue
-        if foreign is not None:
-            notice(
-                f"the lead's name {role.host} stands for {foreign}, which is no address of this machine: it listens on"
-                f" every interface, at port {role.port}, in case that leads here"
-            )
-        listener.setblocking(False)
-        return listener
-    assert last is not None, "one address was tried"
-    where = f"--lead {role.host}:{role.port}" if role.listen is None else f"{LISTEN}={role.listen}"
-    what = last.strerror or str(last)
-    fix = f"choose a free port (--lead, {LEAD}); the secret ({SECRET}) keeps strangers out"
-    if foreign is not None and last.errno == errno.EADDRNOTAVAIL:
-        what = f"{foreign} is no address of this machine, which leads since it is machine 0"
-        fix = (
-            "give all machines the address of machine 0, or this one its own --node; where that address leads here by"
-            f" another machine, set {LISTEN}=0.0.0.0 here"
-        )
-    raise ConfigError(f"the lead cannot listen for the other machines: {what}", where=where, fix=fix)
-
-
-def _addresses(role: MachineRole) -> list[tuple[socket.AddressFamily, str]]:
-    """Return where the lead may listen, the best address first."""
-    if role.listen is not None:
-        return [(socket.AF_INET6 if ":" in role.listen else socket.AF_INET, role.listen)]
-    try:
-        found = socket.getaddrinfo(role.host, role.port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # a name that DNS could not hold
-        raise ConfigError(
-            f"the lead's name cannot be one: {error}",
-            where=f"--lead {role.host}:{role.port}",
-            fix=f"give a name or an address of machine 0 (--lead, {LEAD})",
-        ) from error
-    except OSError as error:
-        notice(
-            f"the lead's name {role.host} is not known here, or not yet ({error.strerror or error}): it listens on"
-            f" every interface, at port {role.port}"
-        )
-        both = [(socket.AF_INET6, _ANY_IPV6)] if socket.has_dualstack_ipv6() else []
-        return [*both, (socket.AF_INET, "")]
-    family, _, _, _, address = found[0]
-    own = (family, str(address[0]))
-    if role.host in ("localhost", own[1]):
-        return [own]
-    is_loopback = own[1].startswith("127.") or own[1] == "::1"
-    everywhere = (family, _ANY_IPV6 if family == socket.AF_INET6 else "")
-    return [everywhere] if is_loopback else [own, everywhere]
+                connection.end.close()

@@ -6,6 +6,7 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.coordination.launch_variables import SECRET
@@ -28,6 +29,45 @@ from headway.run.supervisor.machines.messages import (
 #: Time between two tries to reach the lead, and how long one may take.
 _RETRY_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
+
+
+@dataclass
+class LeadStatus:
+    """What a machine knows of its connection to the lead."""
+
+    session: int = 0
+    """Number of connections so far; 0 before the first."""
+    is_up: bool = False
+    """Whether the lead has welcomed this machine on the present connection."""
+    lost_at: float = field(default_factory=time.monotonic)
+    """When the connection was lost, or the first try."""
+    why: str = "it cannot be reached"
+    """Why there is no connection."""
+    is_absent: bool = False
+    """Whether no process listened at the lead's port at the last try, while its machine answered."""
+    interface_address: str | None = None
+    """The address of this machine by which it reaches the lead."""
+    refusal: Refused | None = None
+
+    def lose(self, why: str) -> None:
+        """Note that the connection has ended, or could not be made."""
+        self.why = why
+        if self.is_up:
+            self.is_up = False
+            self.lost_at = time.monotonic()
+
+    def check_refused(self, role: MachineRole) -> None:
+        """Check that the lead has not refused this machine.
+
+        Raises:
+            ConfigError: it has.
+        """
+        if self.refusal is not None:
+            raise ConfigError(
+                f"the lead does not take this machine: {self.refusal.what}",
+                where=f"--lead {role.host}:{role.port}",
+                fix=self.refusal.fix,
+            )
 
 
 class LeadConnection:
@@ -53,20 +93,9 @@ class LeadConnection:
         self._lost_seconds = lost_seconds
         self._hello = hello
         self._connection: Connection | None = None
-        self._greeted = False
         self._next_try = 0.0
         self.inbox: deque[MachineMessage] = deque(maxlen=1000)
-        self.session = 0
-        """Number of connections so far; 0 before the first."""
-        self.is_up = False
-        """Whether the lead has welcomed this machine on the present connection."""
-        self.lost_at = time.monotonic()
-        """When the connection was lost, or the first try."""
-        self.why = "it cannot be reached"
-        self.is_refused = False
-        """Whether no process listened at the lead's port at the last try, while its machine answered."""
-        self.interface_address: str | None = None
-        self.refusal: Refused | None = None
+        self.status = LeadStatus()
         self._thread = ConnectionThread(self._turn, self._forget)
         self.pausing = self._thread.paused
         self._thread.start()
@@ -74,7 +103,7 @@ class LeadConnection:
     def send(self, message: FromNode | OtherMessage) -> None:
         """Send a message, if the lead is there."""
         with self._thread.lock:
-            if self.is_up and self._connection is not None:
+            if self.status.is_up and self._connection is not None:
                 self._guarded(lambda found: found.send(message))
                 if self._connection is not None:
                     self._connection.spoke = time.monotonic()
@@ -97,7 +126,7 @@ class LeadConnection:
     def _turn(self, ready: list[socket.socket]) -> tuple[list[socket.socket], list[socket.socket]]:
         now = time.monotonic()
         if self._connection is None:
-            if now >= self._next_try and self.refusal is None:
+            if now >= self._next_try and self.status.refusal is None:
                 self._dial(now)
         else:
             self._guarded(lambda found: self._converse(found, found.end in ready, now))
@@ -116,36 +145,36 @@ class LeadConnection:
             finally:
                 self._thread.lock.acquire()
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that DNS could not hold
-            self.why = f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
-            self.is_refused = isinstance(error, ConnectionRefusedError)
+            self.status.lose(f"it cannot be reached: {getattr(error, 'strerror', None) or error}")
+            self.status.is_absent = isinstance(error, ConnectionRefusedError)
             return
-        self.is_refused = False
-        self.interface_address = str(end.getsockname()[0])
+        self.status.is_absent = False
+        self.status.interface_address = str(end.getsockname()[0])
         channel = Channel(self._role.secret, is_lead=False)
         self._connection = Connection(end, channel, time.monotonic(), self._messages)
-        self._greeted = False
 
     def _converse(self, connection: Connection, is_ready: bool, now: float) -> None:
+        status = self.status
+        was_open = connection.channel.is_open
         for message in connection.receive(now) if is_ready else []:
             match message:
                 case Refused():
-                    self.refusal = message
+                    status.refusal = message
                     raise ChannelError(message.what)
                 case Welcome():
-                    self.session += 1
-                    self.is_up = True
+                    status.session += 1
+                    status.is_up = True
                 case Alive():
                     pass
                 case _:
                     self.inbox.append(message)
-        if connection.channel.is_open and not self._greeted:
-            self._greeted = True
+        if connection.channel.is_open and not was_open:
             connection.send(self._hello)
-        if not self.is_up and now - connection.began > GREETING_SECONDS:
+        if not status.is_up and now - connection.began > GREETING_SECONDS:
             raise ChannelError("it does not answer")
-        if self.is_up and now - connection.heard >= self._lost_seconds:
+        if status.is_up and now - connection.heard >= self._lost_seconds:
             raise ChannelError(f"it has said nothing for {now - connection.heard:.0f} s")
-        if self.is_up:
+        if status.is_up:
             connection.keep_alive(now)
         connection.flush()
 
@@ -158,11 +187,9 @@ class LeadConnection:
             action(connection)
         except ChannelError as error:
             if isinstance(error, WrongSecret):
-                self.refusal = Refused("the lead has another secret", f"set {SECRET} alike on all machines")
-            self.why = str(error)
+                self.status.refusal = Refused("the lead has another secret", f"set {SECRET} alike on all machines")
+            self.status.lose(str(error))
             self._connection = None
-            if self.is_up:
-                self.is_up, self.lost_at = False, time.monotonic()
             with suppress(OSError):
                 connection.end.close()
 
@@ -170,16 +197,3 @@ class LeadConnection:
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.end.close()
-
-    def check_refused(self) -> None:
-        """Check that the lead has not refused this machine.
-
-        Raises:
-            ConfigError: it has.
-        """
-        if self.refusal is not None:
-            raise ConfigError(
-                f"the lead does not take this machine: {self.refusal.what}",
-                where=f"--lead {self._role.host}:{self._role.port}",
-                fix=self.refusal.fix,
-            )

@@ -32,13 +32,7 @@ from headway.run.session.attempt import RunOptions, write_config
 from headway.run.supervisor.attempt_client import AttemptProcess, load_ahead
 from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.machines.differences import describe_machine
-from headway.run.supervisor.machines.ending import (
-    ANY_TIME,
-    LOOK_AT_RUN_SECONDS,
-    is_finished_in_tier,
-    raise_end,
-    recorded_end,
-)
+from headway.run.supervisor.machines.ending import EndWithoutLead, raise_end
 from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead_connection import LeadConnection
 from headway.run.supervisor.machines.machine_role import MachineRole, Membership
@@ -68,9 +62,6 @@ _STACK_SECONDS = 2.0
 _GIVE_UP_SECONDS = 5.0
 #: How long a machine that was asked to stop before it had joined tries to tell the lead.
 _FIRST_SECONDS = 15.0
-#: How long a machine tries to reach the lead before it looks at the run, and at the run's remote tier.
-_FIRST_LOOK_SECONDS = 3.0
-_TIER_SECONDS = 60.0
 _AGAIN = "run the same command again on all machines"
 
 
@@ -95,9 +86,7 @@ class _Node:
         self._config = config
         self._role = membership.role
         self._own_process = own_process
-        self._identity = membership.identity
-        self._starts_over = starts_over
-        self._started, self._look_at = time.time(), time.monotonic() + _FIRST_LOOK_SECONDS
+        self._end_without_lead = None if starts_over else EndWithoutLead(config, membership.identity)
         self._hello = Hello(
             node=membership.role.number,
             process=secrets.token_hex(8),
@@ -139,20 +128,20 @@ class _Node:
     def _serve(self, lead: LeadConnection) -> None:
         session = 0
         while True:
-            is_up = lead.is_up  # looked at first: what came before it was lost is taken below
+            is_up = lead.status.is_up  # looked at first: what came before it was lost is taken below
             for message in lead.take():
                 if isinstance(message, RunEnd):
                     self._end_attempt(lead)
                     raise_end(message)
                     return
                 self._handle(message, lead)
-            if is_up and lead.session != session:
-                session = lead.session
+            if is_up and lead.status.session != session:
+                session = lead.status.session
                 notice(f"machine {self._role.number} has joined the lead at {self._role.host}:{self._role.port}")
             elif not is_up:
                 if self._wait_for_lead(lead):
                     return
-                session = 0 if lead.session == session else session
+                session = 0 if lead.status.session == session else session
             self._pass_on(lead)
             if self._attempt is not None:
                 self._attempt.look(lead)
@@ -165,56 +154,39 @@ class _Node:
         Returns:
             Whether the run is finished.
         """
-        lead.check_refused()
+        lead.status.check_refused(self._role)
         if self._attempt is not None:
-            notice(f"the lead is lost: {lead.why}; the workers of this machine are ended")
+            notice(f"the lead is lost: {lead.status.why}; the workers of this machine are ended")
             self._end_attempt(lead)
-        gone = time.monotonic() - lead.lost_at
-        if self._signals and (lead.session or time.monotonic() - self._began > _FIRST_SECONDS):
+        gone = time.monotonic() - lead.status.lost_at
+        if self._signals and (lead.status.session or time.monotonic() - self._began > _FIRST_SECONDS):
             self._check_interrupted(1)
             raise Preempted(f"stopped by {signal.Signals(self._signals[0]).name} without the lead", fix=_AGAIN)
         where = f"--lead {self._role.host}:{self._role.port}"
         gives_up = gone >= self._config.supervise.rejoin_seconds
-        if self._is_over(gone, gives_up):
+        if self._end_without_lead is not None and (end := self._end_without_lead.find(gone, gives_up)) is not None:
+            notice(f"{self._config.run_directory} has ended without this machine")
+            raise_end(end)
             return True
         if self._has_lead_ended(lead, gone):
             raise Preempted("the lead's command has ended, and nothing starts it again", where=where, fix=_AGAIN)
         if gives_up:
             raise Preempted(
-                f"the lead has been gone for {format_seconds(gone)}: {lead.why}",
+                f"the lead has been gone for {format_seconds(gone)}: {lead.status.why}",
                 where=where,
                 fix=f"{_AGAIN} (supervise.rejoin_seconds sets how long they wait for each other)",
             )
         return False
 
-    def _is_over(self, gone: float, gives_up: bool) -> bool:
-        """Return whether the run is finished: its lead may have left long ago, and never answer.
-
-        Raises:
-            HeadwayError: it ended with an error that another start would meet again.
-        """
-        now = time.monotonic()
-        if self._starts_over or (now < self._look_at and not gives_up):
-            return False
-        self._look_at = now + LOOK_AT_RUN_SECONDS
-        end = recorded_end(self._config, self._identity, ANY_TIME if gives_up else self._started)
-        if end is None and (gives_up or gone >= _TIER_SECONDS) and is_finished_in_tier(self._config):
-            end = RunEnd(0)
-        if end is None:
-            return False
-        notice(f"{self._config.run_directory} has ended without this machine")
-        raise_end(end)
-        return True
-
     def _has_lead_ended(self, lead: LeadConnection, gone: float) -> bool:
         """Return whether the lead's process is known to be gone for good."""
-        was_there = lead.session > 0 and lead.is_refused and gone >= self._config.supervise.lost_seconds
+        was_there = lead.status.session > 0 and lead.status.is_absent and gone >= self._config.supervise.lost_seconds
         return was_there and not self._role.is_restarted
 
     def _pass_on(self, lead: LeadConnection) -> None:
         """Report this machine's signals to the lead, which has all machines save and stop, and end alike."""
         self._check_interrupted(2)
-        if not lead.is_up:
+        if not lead.status.is_up:
             return
         for number in self._signals[self._passed_on :]:
             self._passed_on += 1
@@ -233,7 +205,7 @@ class _Node:
                 self._end_attempt(lead)
                 self._attempt = _NodeAttempt.begin(message, self._role, lead, self._own_process)
             case LookForFile():
-                lead.send(look_for_file(message, self._config, lambda: not lead.is_up or bool(self._signals)))
+                lead.send(look_for_file(message, self._config, lambda: not lead.status.is_up or bool(self._signals)))
             case Spare():
                 self._end_attempt(lead)  # of an earlier connection, which was lost for a moment
                 notice("this machine is a spare: the run has as many as it can use")
@@ -284,8 +256,8 @@ class _NodeAttempt:
         part = order.part
         if part.own_disks:
             config = config.model_copy(update={"runs": own_folder(config, role)})
-        if lead.interface_address is not None:
-            part = replace(part, interface=interface_of(lead.interface_address))
+        if lead.status.interface_address is not None:
+            part = replace(part, interface=interface_of(lead.status.interface_address))
         try:
             attempt = _make(config, order.owner) if part.own_disks else _join(config, order.owner, lead)
         except HeadwayError as error:
@@ -396,7 +368,7 @@ def _join(config: Config, owner: Owner, lead: LeadConnection) -> Attempt:
     number = owner.attempt
     attempt = Attempt.join(config.run_directory, number, owner.token, VISIBILITY_TIMEOUT)
     seen = (attempt.directory / "config.yaml").exists
-    if not wait_until(lambda: seen() or not lead.is_up, VISIBILITY_TIMEOUT, 0.05) or not seen():
+    if not wait_until(lambda: seen() or not lead.status.is_up, VISIBILITY_TIMEOUT, 0.05) or not seen():
         raise CheckpointError(
             f"{host_name()} does not see the config of attempt {number}",
             where=str(attempt.directory.absolute()),

@@ -20,9 +20,9 @@ from headway.run.supervisor.machines.differences import compare_machines, descri
 from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
 from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.machine_role import Membership
-from headway.run.supervisor.machines.members import Member, Members, choose_machines
-from headway.run.supervisor.machines.messages import FileSeen, LookForFile, Refused, RunEnd, Spare
-from headway.run.supervisor.machines.shared_disk import check_answers, marker_file, patience_seconds
+from headway.run.supervisor.machines.members import Members, choose_machines
+from headway.run.supervisor.machines.messages import Refused, RunEnd, Spare
+from headway.run.supervisor.machines.shared_disk import FolderSurvey
 
 _POLL_SECONDS = 0.05
 #: How long a machine that worked in the last attempt may take to come back before a run that may continues without it.
@@ -66,12 +66,10 @@ class RunMachines:
             config.supervise.lost_seconds,
         )
         self._before: dict[int, str] = {}
-        self._spares: list[int] = []
         self._refused: dict[int, Refused] = {}
         self._received: Counter[tuple[str, int]] = Counter()
         self._has_begun = False
-        self._answers: dict[int, FileSeen] = {}
-        self._own_disks = False
+        self._folders = FolderSurvey(config, self._lead, clock)
 
     def hear(self, signals: list[int]) -> list[int]:
         """Add signals that other machines have received, and return all."""
@@ -136,11 +134,11 @@ class RunMachines:
             time.sleep(_POLL_SECONDS)
         numbers = choose_machines(here, usable, self._before)
         members = [here[number] for number in numbers[1:]]
-        own_disks = self._ask_about_folders(members, look)
-        self._spares = sorted(set(here) - set(numbers))
-        for number in self._spares:
+        own_disks = self._folders.ask(members, look)
+        spares = sorted(set(here) - set(numbers))
+        for number in spares:
             notice(f"{here[number]} is a hot spare: the run uses {usable} of {1 + len(here)} machines")
-        self._lead.tell(self._spares, Spare())
+        self._lead.tell(spares, Spare())
         self._has_begun = True
         self._before = {member.number: member.host for member in members}
         workers = self._config.parallel.workers
@@ -154,41 +152,6 @@ class RunMachines:
         if finished:
             notice(f"{self._config.run_directory} is finished: all its steps are done")
         return finished
-
-    def _ask_about_folders(self, members: Sequence[Member], look: Callable[[], object]) -> bool:
-        """Return whether some machine has a disk of its own; each is asked once, when it has joined.
-
-        Raises:
-            ConfigError: a machine lacks what the run needs.
-        """
-        for session in set(self._answers) - {member.session for member in members}:
-            del self._answers[session]
-        asked = {member.number: member for member in members if member.session not in self._answers}
-        if asked:
-            with marker_file(self._config) as path:
-                self._lead.tell(list(asked), LookForFile(path, str(self._config.data.store)))
-                # A machine that has just been started loads libraries first.
-                until = self._clock() + patience_seconds(self._config) + self._config.supervise.start_seconds
-                while left := [member for member in asked.values() if self._is_silent(member)]:
-                    look()
-                    for member in left:
-                        for message in self._lead.take_messages(member.number):
-                            if isinstance(message, FileSeen) and message.path == path:
-                                self._answers[member.session] = message
-                    if self._clock() > until:
-                        for member in filter(self._is_silent, left):
-                            self._lead.drop(member.number, "it does not say what it sees of the lead's disk")
-                    time.sleep(_POLL_SECONDS)
-        answers = {str(member): self._answers[member.session] for member in members if member.session in self._answers}
-        own_disks = check_answers(self._config, answers)
-        if own_disks and not self._own_disks:
-            notice("machines share no folder: checkpoints go through the remote tier, and logs stay on each machine")
-        self._own_disks = own_disks
-        return own_disks
-
-    def _is_silent(self, member: Member) -> bool:
-        """Return whether a machine that is there has not said what it sees."""
-        return member.session not in self._answers and self._lead.here.get(member.number) is member
 
     def _patience(self, here: dict[int, Any]) -> float:
         """Return how long to wait for more machines once there are enough."""

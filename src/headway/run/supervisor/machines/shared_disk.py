@@ -8,22 +8,27 @@ through the remote tier.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from headway.config import Config
+from headway.core.console import notice
 from headway.core.errors import CheckpointError, ConfigError, fix_for
 from headway.core.files.paths import is_there
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.core.user_command import suggest
 from headway.run.supervisor.attempt_client import has_data
+from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.machine_role import MachineRole
+from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.machines.messages import FileSeen, LookForFile
 
 #: How long a machine looks for the file if the run can do without a common disk. A network file system may show it
 #: later; the run then goes through the remote tier for no need.
 _LOOK_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 
 
 def own_folder(config: Config, role: MachineRole) -> Path:
@@ -67,6 +72,67 @@ def look_for_file(message: LookForFile, config: Config, is_over: Callable[[], bo
     is_there(store / "manifest.json", folders=2)  # a network file system may still know that it was absent
     data = config.data.model_copy(update={"store": store})
     return FileSeen(message.path, path.exists(), has_data(config.model_copy(update={"data": data})))
+
+
+class FolderSurvey:
+    """What the machines of a run see of the lead's disk; each is asked once, when it has joined.
+
+    Args:
+        config: Resolved.
+        lead: Speaks with them.
+        clock: Returns seconds that never decrease.
+    """
+
+    def __init__(self, config: Config, lead: Lead, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._lead = lead
+        self._clock = clock
+        self._answers: dict[int, FileSeen] = {}
+        """By the session of the machine."""
+        self._own_disks = False
+
+    def ask(self, members: Sequence[Member], look: Callable[[], object]) -> bool:
+        """Return whether some machine has a disk of its own.
+
+        Args:
+            members: The machines that are to work.
+            look: Called several times a second; raises an error to give up.
+
+        Raises:
+            ConfigError: a machine lacks what the run needs.
+        """
+        for session in set(self._answers) - {member.session for member in members}:
+            del self._answers[session]
+        asked = [member for member in members if member.session not in self._answers]
+        if asked:
+            with marker_file(self._config) as path:
+                self._lead.tell([member.number for member in asked], LookForFile(path, str(self._config.data.store)))
+                self._wait(asked, path, look)
+        answers = {str(member): self._answers[member.session] for member in members if member.session in self._answers}
+        own_disks = check_answers(self._config, answers)
+        if own_disks and not self._own_disks:
+            notice("machines share no folder: checkpoints go through the remote tier, and logs stay on each machine")
+        self._own_disks = own_disks
+        return own_disks
+
+    def _wait(self, asked: Sequence[Member], path: str, look: Callable[[], object]) -> None:
+        """Wait for the answers, and drop a machine that gives none."""
+        # A machine that has just been started loads libraries first.
+        until = self._clock() + patience_seconds(self._config) + self._config.supervise.start_seconds
+        while left := [member for member in asked if self._is_silent(member)]:
+            look()
+            for member in left:
+                for message in self._lead.take_messages(member.number):
+                    if isinstance(message, FileSeen) and message.path == path:
+                        self._answers[member.session] = message
+            if self._clock() > until:
+                for member in filter(self._is_silent, left):
+                    self._lead.drop(member.number, "it does not say what it sees of the lead's disk")
+            time.sleep(_POLL_SECONDS)
+
+    def _is_silent(self, member: Member) -> bool:
+        """Return whether a machine that is there has not said what it sees."""
+        return member.session not in self._answers and self._lead.here.get(member.number) is member
 
 
 def check_answers(config: Config, answers: Mapping[str, FileSeen]) -> bool:
