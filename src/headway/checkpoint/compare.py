@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import Manifest, TensorEntry, read_manifest
 from headway.checkpoint.format.reading import read_tensors
 from headway.core.errors import CheckpointError
@@ -75,7 +76,7 @@ def compare(first: Path, second: Path, values: bool = False) -> Comparison:
 
 def _manifest_in(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint; raise an error for a run, which has several."""
-    inside = sorted((folder / "checkpoints").glob("step-*"))
+    inside = list(checkpoint_folders(folder / "checkpoints").values())
     if inside:
         fix = f"give one of its checkpoints, for example {inside[-1]}"
         raise CheckpointError("this is a run, not a checkpoint", where=str(folder), fix=fix)

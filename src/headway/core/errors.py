@@ -118,6 +118,9 @@ class Cancelled(Preempted):
     exit_code = 7
 
 
+#: The errors with an exit code of their own.
+DELIBERATE = (ConfigError, DataError, CheckpointError, DivergedError, Preempted, BudgetReached, Cancelled)
+
 #: Errors of the system that mean "this disk takes no more, or fails", each with its description and its fix.
 _REFUSALS = {
     errno.ENOSPC: ("there is no room left", "free space there"),
@@ -258,5 +261,4 @@ def exit_code_of(error: BaseException | None) -> int:
 
 def error_with(exit_code: int) -> type[HeadwayError] | None:
     """Return the type of error that ends a process with this exit code, if exactly one type does."""
-    kinds = (ConfigError, DataError, CheckpointError, DivergedError, Preempted, BudgetReached, Cancelled)
-    return {kind.exit_code: kind for kind in kinds}.get(exit_code)
+    return {kind.exit_code: kind for kind in DELIBERATE}.get(exit_code)

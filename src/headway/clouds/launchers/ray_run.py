@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoint.format.folders import checkpoint_folders
+from headway.checkpoint.format.manifest import MANIFEST
 from headway.core.coordination.launch_variables import NODE_NUMBERS, OF_A_WORKER
 from headway.core.errors import CheckpointError
 from headway.core.files.foreign import as_number
@@ -80,5 +82,6 @@ def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def newest_checkpoint(run: Path) -> Path | None:
     """Return the newest checkpoint that is complete; None if there is none."""
-    found = sorted(RunDirectory(run).checkpoints.glob("step-*/manifest.json"))
-    return found[-1].parent.absolute() if found else None
+    folders = checkpoint_folders(RunDirectory(run).checkpoints)
+    found = [folder for folder in folders.values() if (folder / MANIFEST).exists()]
+    return found[-1].absolute() if found else None

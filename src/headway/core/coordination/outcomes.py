@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.errors import BudgetReached, Cancelled, Preempted
+from headway.core.errors import DELIBERATE, BudgetReached, Cancelled, Preempted
 
 FINISHED = "finished"
 PREEMPTED = "preempted"
@@ -12,9 +12,9 @@ BUDGET_REACHED = "budget reached"
 #: Stopped on purpose; no scheduler starts it again by itself.
 CANCELLED = "cancelled"
 
-#: Exit codes of deliberate errors that the next attempt would meet again: usage and config, data, checkpoint, diverged,
-#: budget reached, and of a stop that is meant.
-FINAL_CODES = (2, 3, 4, 5, 6, 7)
+#: Exit codes of deliberate errors that the next attempt would meet again (usage and config, data, checkpoint, diverged,
+#: budget reached), and of a stop that is meant.
+FINAL_CODES = tuple(sorted({kind.exit_code for kind in DELIBERATE} - {Preempted.exit_code}))
 
 _BY_CODE = {
     0: FINISHED,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config.sections.supervise import SuperviseConfig
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import Preempted, SavesFailed
@@ -172,8 +173,7 @@ def newest_checkpoint(run: Path) -> int:
 
     The next attempt finds out whether it verifies.
     """
-    folders = (run / "checkpoints").glob("step-*")
-    return max((int(folder.name[5:]) for folder in folders if folder.name[5:].isdecimal()), default=-1)
+    return max(checkpoint_folders(run / "checkpoints"), default=-1)
 
 
 def frames_of(error: BaseException) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.checkpoint.format.folders import checkpoint_folders
 from headway.core.format import format_bytes
 from headway.core.machine.system import Machine
 from headway.training.conditions.condition import Reading
@@ -27,9 +28,9 @@ class Disk:
 
     def read(self) -> Reading:
         """Report free space, and warn if few checkpoints fit; before the first one their size is unknown."""
-        folders = sorted(self._checkpoints.glob("step-*")) if self._checkpoints.is_dir() else []
-        size = sum(_sizes(folders[-1])) if folders else 0
         try:
+            folders = list(checkpoint_folders(self._checkpoints).values())
+            size = sum(_sizes(folders[-1])) if folders else 0
             there = self._checkpoints if self._checkpoints.is_dir() else self._checkpoints.parent
             free = self._machine.space(there).free_bytes
         except OSError:
