@@ -17,13 +17,13 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from headway.core.credentials.secrets import redact_values
 from headway.core.files.atomic import append_bytes, ends_with_newline, sync_folder
-from headway.core.files.foreign import LINE_BYTES, open_regular, parse_json
+from headway.core.files.foreign import LINE_BYTES, as_number, open_regular, parse_json
 from headway.core.files.locks import lock_file
 from headway.core.machine.system import host_name
 from headway.core.process.waiting import wait_until
@@ -32,6 +32,8 @@ from headway.core.process.waiting import wait_until
 AUDIT_FILE = "audit.jsonl"
 #: How long a writer waits for others. A line takes milliseconds.
 _PATIENCE_SECONDS = 5.0
+#: Action of a line by which a person says that ends of the log were lost, and why.
+ACKNOWLEDGE = "audit acknowledge"
 _EMPTY = "0" * 64
 _SEALED = re.compile(rb'(.+),"sha256":"([0-9a-f]{64})"\}', re.DOTALL)
 _HASH = re.compile("[0-9a-f]{64}")
@@ -57,6 +59,11 @@ class Anchor:
     run: str | None = None
     """Id of the run that the log was of, if it had one."""
 
+    @property
+    def key(self) -> str:
+        """Log, number of lines and hash, as the anchor is named where it is kept."""
+        return f"{self.log}/{self.head.lines:08d}-{self.head.sha256[:16]}"
+
 
 @dataclass(frozen=True)
 class AuditReport:
@@ -69,6 +76,10 @@ class AuditReport:
     """What cannot be told, or explains itself."""
     anchored: int | None = None
     """Lines up to which the anchors vouch for the log; None without an anchor of it."""
+    lost: tuple[str, ...] = ()
+    """Keys of the anchors that saw another log, which no line of this one acknowledges."""
+    acknowledged: Mapping[str, str] = field(default_factory=dict)
+    """Who has acknowledged the loss of what an anchor saw, when and why, by the key of the anchor."""
 
 
 class AuditLog:
@@ -148,6 +159,7 @@ def check_log(lines: Iterable[bytes], anchors: Iterable[Anchor] = ()) -> AuditRe
     problems: list[str] = []
     notes: list[str] = []
     head = Head()
+    acknowledged: dict[str, str] = {}
     is_chained = False
     for line in lines:
         number = head.lines + 1
@@ -159,19 +171,43 @@ def check_log(lines: Iterable[bytes], anchors: Iterable[Anchor] = ()) -> AuditRe
         else:
             is_chained = True
             problems += _breaks(line, record, head)
+            acknowledged |= _acknowledged(record)
         head = _after(head, line)
         if number in wanted:
             heads[number] = head.sha256
     agree = [anchor for anchor in known if heads.get(anchor.head.lines) == anchor.head.sha256]
-    other = [anchor for anchor in known if anchor.head.lines in heads and anchor not in agree]
-    beyond = [anchor for anchor in known if anchor.head.lines > head.lines]
+    lost = [anchor for anchor in known if anchor not in agree and anchor.key not in acknowledged]
+    other = [anchor for anchor in lost if anchor.head.lines in heads]
+    beyond = [anchor for anchor in lost if anchor.head.lines > head.lines]
+    notes += told_of(acknowledged, [anchor for anchor in known if anchor not in agree])
     if other:
         where = f"line {other[0].head.lines} is not the one that {_told(other[0])}"
         problems.append(f"{where}: the log was written anew from there on, or before")
     if beyond:
         what = f"the log ends after line {head.lines}, and line {beyond[-1].head.lines} {_told(beyond[-1])}"
         problems.append(f"{what}: its end was cut, or lost with a disk")
-    return AuditReport(head, tuple(problems), tuple(notes), agree[-1].head.lines if agree else None)
+    anchored = agree[-1].head.lines if agree else None
+    return AuditReport(head, tuple(problems), tuple(notes), anchored, tuple(a.key for a in lost), acknowledged)
+
+
+def told_of(acknowledged: Mapping[str, str], anchors: Iterable[Anchor]) -> list[str]:
+    """Return what was acknowledged about anchors, in words: each acknowledgement with the last line that is lost."""
+    last: dict[str, int] = {}
+    for anchor in anchors:
+        if (words := acknowledged.get(anchor.key)) is not None:
+            last[words] = max(anchor.head.lines, last.get(words, 0))
+    return [f"what was anchored up to line {line} is lost: {words}" for words, line in last.items()]
+
+
+def _acknowledged(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of the anchors whose loss a line acknowledges, each with who did so, when and why."""
+    lost = record.get("lost")
+    if record.get("action") != ACKNOWLEDGE or not isinstance(lost, list):
+        return {}
+    when = as_number(record.get("time")) or 0.0
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    by = f"acknowledged at {at} by {record.get('user')}@{record.get('host')} ({record.get('reason')})"
+    return {key: by for key in lost if isinstance(key, str)}
 
 
 def user_name() -> str:

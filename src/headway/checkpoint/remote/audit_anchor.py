@@ -65,7 +65,7 @@ def anchor_log(remote: RemoteConfig, run: Path) -> bool:
         anchor = Anchor(name, head, time.time(), host_name(), read_run_id(run))
         place = audit_place(remote, run)
         place.at(name).make_folder()
-        place.at(name).create(f"{head.lines:08d}-{head.sha256[:16]}.json", json.dumps(asdict(anchor)).encode())
+        place.create(f"{anchor.key}.json", json.dumps(asdict(anchor)).encode())
     except (CheckpointError, ConfigError) as error:
         warning(f"line {head.lines} of the audit log is not anchored at {remote.url}: {error.what}")
         return False

@@ -15,7 +15,7 @@ from headway.core.console import notice, print_line
 from headway.core.errors import CheckpointError
 from headway.core.files.foreign import as_number, parse_json_lines
 from headway.core.format import counted
-from headway.run.directory.audit import check_audit
+from headway.run.directory.audit import acknowledge_loss, check_audit
 from headway.telemetry.summary import time_text
 
 audit = typer.Typer(no_args_is_help=True, help="Show and verify who has changed a run, when, and from where.")
@@ -47,18 +47,29 @@ def show(
 
 
 @audit.command()
-def verify(run: RunArgument, json: JsonOption = False) -> None:
+def verify(
+    run: RunArgument,
+    acknowledge: Annotated[
+        str | None,
+        typer.Option("--acknowledge", metavar="REASON", help="Record that lines were lost, as with a disk, and why."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
     """Check that no line of the audit log of a run was changed, removed or added, and that its end was not cut.
 
     The end, and a log that was written anew, are checked against the run's remote tier; without one the command says
-    what cannot be seen. Exit code 4 when the log is not what it was.
+    what cannot be seen. Exit code 4 when the log is not what it was. After the loss of a disk, --acknowledge adds a
+    line with your name and reason, and the lost lines are a note from then on; changed lines stay problems.
 
     [bold]Examples[/bold]
 
     headway audit verify runs/quickstart
     headway audit verify runs/quickstart --json
+    headway audit verify runs/quickstart --acknowledge "the disk of node 7 failed on 3 May"
     """
     log = _log_of(run)
+    if acknowledge is not None:
+        acknowledge_loss(run, acknowledge)
     found = check_audit(run)
     report = found.report
     if json:

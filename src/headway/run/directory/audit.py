@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headway.checkpoint.remote.audit_anchor import anchor_log, audit_place, read_anchors
 from headway.checkpoint.run_identity import read_run_id
 from headway.config import RemoteConfig, load_resolved
-from headway.core.audit import AUDIT_FILE, Anchor, AuditLog, AuditReport, check_log
+from headway.core.audit import ACKNOWLEDGE, AUDIT_FILE, Anchor, AuditLog, AuditReport, check_log, told_of
 from headway.core.console import warning
-from headway.core.errors import HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError
 
 _warned: set[Path] = set()
 
@@ -76,6 +76,33 @@ def check_audit(run: Path) -> RunAudit:
     return RunAudit(report, f"{remote.url}/{run.resolve().name}", unseen)
 
 
+def acknowledge_loss(run: Path, reason: str) -> None:
+    """Add a line that says that ends of the log which were anchored are lost, and why: `check_audit` then notes them.
+
+    A line that was changed, removed or inserted cannot be acknowledged.
+
+    Args:
+        run: The run directory.
+        reason: What has happened, for those who read the log later.
+
+    Raises:
+        CheckpointError: Nothing that was anchored is missing, or the remote tier cannot be reached.
+        ConfigError: as `check_audit`.
+        OSError: The log cannot be read, or the line cannot be written.
+    """
+    lost = check_audit(run).report.lost
+    if not lost:
+        raise CheckpointError(
+            "there is no loss to acknowledge: all that was anchored is there",
+            where=str(run / AUDIT_FILE),
+            fix=f"headway audit verify {run}",
+        )
+    AuditLog(run / AUDIT_FILE).append(ACKNOWLEDGE, reason=reason, lost=list(lost))
+    remote = _remote_of(run)
+    if remote is not None:
+        anchor_log(remote, run)
+
+
 def move_log(old: Path, new: Path) -> None:
     """Move the audit log of a run that was moved aside to the run that takes its name: it is that of the name."""
     with suppress(OSError):
@@ -87,15 +114,18 @@ def move_log(old: Path, new: Path) -> None:
 def _with_other_logs(report: AuditReport, others: Sequence[Anchor], run_id: str | None) -> AuditReport:
     """Add what anchors of other logs tell: one of the same run is what this log was, or what it should continue."""
     problems = list(report.problems)
-    notes = list(report.notes)
+    notes = [*report.notes, *told_of(report.acknowledged, others)]
+    others = [anchor for anchor in others if anchor.key not in report.acknowledged]
+    lost = list(report.lost)
     newest = {anchor.log: anchor for anchor in sorted(others, key=lambda anchor: anchor.head.lines)}
     for log, anchor in newest.items():
         known = f"another log ({log}, {anchor.head.lines} lines, from {anchor.host}) is anchored"
         if run_id is not None and anchor.run == run_id:
             problems.append(f"{known} for this run: this one was written anew, or replaces one that was lost")
+            lost += [one.key for one in others if one.log == log]
         else:
             notes.append(f"{known} under this name, as by a launch from another folder")
-    return AuditReport(report.head, tuple(problems), tuple(notes), report.anchored)
+    return replace(report, problems=tuple(problems), notes=tuple(notes), lost=tuple(lost))
 
 
 def _remote_of(run: Path) -> RemoteConfig | None:

@@ -107,6 +107,35 @@ def test_a_new_chain_is_found_by_the_anchor(run: RunDirectory) -> None:
     assert invoke("audit", "verify", run.path, "--json")[0] == 4
 
 
+def test_a_loss_that_is_acknowledged_becomes_a_note(run: RunDirectory) -> None:
+    path = run.path / AUDIT_FILE
+    words = ("audit", "verify", run.path, "--acknowledge", "the disk of node 7")
+    code, printed = invoke(*words)
+    assert code == 4, "there is nothing to acknowledge"
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    record(run.path, "export", anchors=True)
+    assert invoke("audit", "verify", run.path)[0] == 4
+    code, printed = invoke(*words)
+    assert code == 0 and "what was anchored up to line 2 is lost: acknowledged at " in printed, printed
+    last = lines(run.path)[-1]
+    assert (last["action"], last["reason"], len(last["lost"])) == ("audit acknowledge", "the disk of node 7", 1)
+    code, printed = invoke("audit", "verify", run.path)
+    assert code == 0 and "(the disk of node 7)" in printed and "up to line 3" in printed, printed
+    # A later loss, which takes the acknowledgement along, is one again.
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    assert invoke("audit", "verify", run.path)[0] == 4
+
+
+def test_a_lost_log_is_acknowledged_and_a_changed_line_is_not(run: RunDirectory) -> None:
+    rewrite(run.path, 2, attempt=7)
+    code, printed = invoke("audit", "verify", run.path, "--acknowledge", "a new disk")
+    assert code == 0 and "(a new disk)" in printed, printed
+    path = run.path / AUDIT_FILE
+    path.write_bytes(path.read_bytes().replace(b'"attempt":7', b'"attempt":8', 1))
+    code, printed = invoke("audit", "verify", run.path)
+    assert code == 4 and "line 1 was changed" in printed, printed
+
+
 def test_without_a_remote_tier_the_report_says_what_is_unseen(run: RunDirectory) -> None:
     run.config_path.write_text(dump_config(Config(name="tiny", train=TrainConfig(steps=4))))
     rewrite(run.path, 1)
