@@ -304,8 +304,8 @@ def test_after_a_save_everything_happens_in_the_background(
     assert names(run / "checkpoints") == ["step-00000002", "step-00000003"], "2 is pinned: it is being sent"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headway.checkpoint.remote_copies.PATIENCE_SECONDS", 0.2)
-        assert after._remote is not None and after._remote._uploader._tier is not None
-        after._remote._uploader._tier.objects.patience_seconds = 0.2
+        assert after._remote is not None
+        after._remote._uploader._tier().objects.patience_seconds = 0.2
         hold.set()
         assert after.wait(LONG)
     assert "step 3 is not uploaded" in capsys.readouterr().err

@@ -113,6 +113,34 @@ def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], 
     return batches.tokens_before(now[0]) // interval.amount != batches.tokens_before(before[0]) // interval.amount
 
 
+class Periodic:
+    """What is done at some checkpoints of a run: the first, the last, and one in every interval.
+
+    Args:
+        every: The interval; None does it at every checkpoint.
+        last_step: The last step of the run.
+        batches: Tokens of each step, for an interval in tokens.
+    """
+
+    def __init__(self, every: Every | None, last_step: int | None, batches: Batches | None) -> None:
+        self._every = every
+        self._last_step = last_step
+        self._batches = batches
+        self.last: tuple[int, float] | None = None
+        """Step and Unix seconds of the last time."""
+
+    def is_due(self, now: tuple[int, float]) -> bool:
+        """Return whether it is due at a step and a time, given the last time."""
+        if self._every is None or self.last is None or now[0] == self._last_step:
+            return True
+        return crossed(self._every, self.last, now, self._batches)
+
+    def note_rollback(self, step: int) -> None:
+        """Forget the last time if it was after a step to which the run rolled back."""
+        if self.last is not None and self.last[0] > step:
+            self.last = None
+
+
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records from the end of the file backwards: it may be long, and only its end is needed."""
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.contents import crossed, step_context
+from headway.checkpoint.contents import Periodic, step_context
 from headway.checkpoint.format.manifest import Manifest, step_name
 from headway.checkpoint.index import LOCAL, CheckpointIndex
 from headway.checkpoint.pruning import Pruner
@@ -133,10 +133,8 @@ class CheckpointMaintainer:
         self.directory = self.run / "checkpoints"
         self.lost: CheckpointError | None = None
         """Set by `close`: why another owner of the remote tier keeps the newest checkpoint out of it."""
-        self._batches = settings.batches()
-        self._last_step = settings.last_step
-        self._full_every = settings.full_every
-        self._last_full: tuple[int, float] | None = None
+        batches = settings.batches()
+        self._full = Periodic(settings.full_every, settings.last_step, batches)
         self._index = CheckpointIndex(self.run)
         self._records = RecordsPacker(self.run)
         self._remote: RemoteCopies | None = None
@@ -145,14 +143,14 @@ class CheckpointMaintainer:
                 TierAccess(self.run, settings.remote.place, settings.identity, settings.attempt),
                 settings.remote.rules,
                 settings.remote.every,
-                self._batches,
+                batches,
                 self._index,
-                last_step=self._last_step,
+                last_step=settings.last_step,
                 skipped_ranges=settings.skipped_ranges,
                 tell_upload=tell_upload,
             )
         self._prune = Pruner(
-            self.directory, settings.rules, self._batches, self._pinned, lambda step: self._index.forget(LOCAL, step)
+            self.directory, settings.rules, batches, self._pinned, lambda step: self._index.forget(LOCAL, step)
         )
 
     def context(self, step: int, folder: Path) -> dict[str, Any]:
@@ -165,15 +163,9 @@ class CheckpointMaintainer:
             folder: The folder of the save, which gets the run's records if there is a remote tier to take them to.
         """
         now = (step, time.time())
-        every = self._full_every
-        full = (
-            every is None
-            or self._last_full is None
-            or step == self._last_step
-            or crossed(every, self._last_full, now, self._batches)
-        )
+        full = self._full.is_due(now)
         if full:
-            self._last_full = now
+            self._full.last = now
         try:
             context = step_context(self.run, step, full)
         except (OSError, ValueError) as error:
@@ -212,8 +204,7 @@ class CheckpointMaintainer:
 
     def note_rollback(self, step: int, skipped_ranges: Ranges) -> None:
         """Treat saves and uploads of later steps as not done, since the run rolled back to a step; never raises."""
-        if self._last_full is not None and self._last_full[0] > step:
-            self._last_full = None
+        self._full.note_rollback(step)
         if self._remote is not None:
             self._remote.note_rollback(step, skipped_ranges)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.contents import crossed
+from headway.checkpoint.contents import Periodic
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import Manifest, read_manifest, step_name, step_of
 from headway.checkpoint.index import REMOTE, CheckpointIndex
@@ -87,34 +87,29 @@ class RemoteCopies:
         tell_upload: Callable[[int, float | None], None],
     ) -> None:
         self._directory = access.run / "checkpoints"
-        self._every = every
-        self._batches = batches
         self._last_step = last_step
-        self._last_submitted: tuple[int, float] | None = None
+        self._submitted = Periodic(every, last_step, batches)
         self._retention = RemoteRetention(access.run, rules, batches, index, skipped_ranges)
         self._uploader = Uploader(access.run, access.open, self._retention, tell_upload, access.stopping)
         self._send_newest()  # the previous attempt may not have finished its upload
 
     def add(self, folder: Path, manifest: Manifest) -> None:
         """Queue the upload of a new checkpoint, if one is due."""
-        now = (manifest.step, float(manifest.context.get("time") or time.time()))
-        last = self._last_submitted
-        if (
-            self._every is None
-            or last is None
-            or manifest.step == self._last_step
-            or not self._uploader.has(last[0])  # that upload failed, and this one replaces it
-            or crossed(self._every, last, now, self._batches)
-        ):
-            self._last_submitted = now
-            self._uploader.submit(folder, manifest, manifest.step == self._last_step)
+        last = self._submitted.last
+        # If that upload failed, this one replaces it.
+        has_failed = last is not None and not self._uploader.queue.has(last[0])
+        if has_failed or self._submitted.is_due(_made_at(manifest)):
+            self._submit(folder, manifest)
+
+    def _submit(self, folder: Path, manifest: Manifest) -> None:
+        self._submitted.last = _made_at(manifest)
+        self._uploader.submit(folder, manifest, manifest.step == self._last_step)
 
     def note_rollback(self, step: int, skipped_ranges: Ranges) -> None:
         """Treat uploads of later steps as not done; never raises."""
         self._retention.skipped_ranges = skipped_ranges
-        if self._last_submitted is not None and self._last_submitted[0] > step:
-            self._last_submitted = None
-        self._uploader.note_rollback(step)
+        self._submitted.note_rollback(step)
+        self._uploader.queue.note_rollback(step)
         self._send_newest()  # first, so that the tier always has a checkpoint to resume from
 
     def close(self, patience_seconds: float | None) -> CheckpointError | None:
@@ -129,16 +124,15 @@ class RemoteCopies:
         finished = self._send_newest()
         if patience_seconds is None and not finished:
             patience_seconds = LEAVING_SECONDS
-        self._uploader.close(patience_seconds)
-        return self._uploader.lost
+        return self._uploader.close(patience_seconds)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for outstanding uploads, and return whether they ended in time."""
-        return self._uploader.wait(seconds)
+        return self._uploader.queue.wait(seconds)
 
     def pinned(self) -> set[int]:
         """Return the steps that must not be removed here, because their upload is under way or queued."""
-        return self._uploader.pinned()
+        return self._uploader.queue.pinned()
 
     def _send_newest(self) -> bool:
         """Queue the newest checkpoint, even if the upload interval skipped it: the next attempt resumes from it.
@@ -152,14 +146,17 @@ class RemoteCopies:
             folders = checkpoint_folders(self._directory)
             newest = max(folders, default=None)
             finished = newest is not None and newest == self._last_step
-            if newest is not None and not self._uploader.has(newest):
-                manifest = read_manifest(folders[newest])
-                self._last_submitted = (manifest.step, float(manifest.context.get("time") or time.time()))
-                self._uploader.submit(folders[newest], manifest, finished)
+            if newest is not None and not self._uploader.queue.has(newest):
+                self._submit(folders[newest], read_manifest(folders[newest]))
         except (HeadwayError, OSError) as error:
             warning(f"the newest checkpoint is not uploaded: {error}")
             return False
         return finished
+
+
+def _made_at(manifest: Manifest) -> tuple[int, float]:
+    """Return the step and the Unix time of a checkpoint."""
+    return manifest.step, float(manifest.context.get("time") or time.time())
 
 
 class RemoteRetention:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from headway.checkpoint.format.manifest import Manifest
@@ -26,6 +27,97 @@ class _UploadJob:
     folder: Path
     manifest: Manifest
     last: bool
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+
+class UploadQueue:
+    """The checkpoint that waits for its upload, and the one under way: what two threads share."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: _UploadJob | None = None
+        self._sending: _UploadJob | None = None
+        self._void: _UploadJob | None = None
+        """An upload that need not succeed, since the run rolled back behind its step."""
+        self._newest_sent: int | None = None
+        """The newest step that is known to be published."""
+        self._is_closed = False
+
+    def put(self, job: _UploadJob) -> None:
+        """Queue an upload, in place of one that still waits."""
+        with self._changed:
+            if self._is_closed:
+                return
+            if self._waiting is not None and self._waiting.step != job.step:
+                write_log(f"step {self._waiting.step} is not uploaded: step {job.step} came before its turn")
+            self._waiting = job
+            self._changed.notify_all()
+
+    def take(self) -> _UploadJob | None:
+        """Wait for an upload, which is under way from now on; None if there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._is_closed)
+            if self._is_closed:
+                return None
+            self._sending = self._waiting
+            self._waiting = None
+            return self._sending
+
+    def note_sent(self, job: _UploadJob) -> None:
+        """Note that a checkpoint is published."""
+        with self._changed:
+            if job is not self._void:
+                self._newest_sent = max(job.step, self._newest_sent or 0)
+
+    def note_end(self) -> None:
+        """Note that the upload under way has ended, well or not."""
+        with self._changed:
+            self._sending = None
+            self._changed.notify_all()
+
+    def note_rollback(self, step: int) -> None:
+        """Treat uploads of later steps as not done."""
+        with self._changed:
+            if self._waiting is not None and self._waiting.step > step:
+                self._waiting = None
+            if self._sending is not None and self._sending.step > step:
+                self._void = self._sending
+            self._newest_sent = None  # unknown until the next upload
+
+    def is_void(self, job: _UploadJob) -> bool:
+        """Return whether the run rolled back during an upload, whose folder may be gone by now."""
+        return job is self._void
+
+    def pinned(self) -> set[int]:
+        """Return the steps whose upload is under way or queued."""
+        with self._changed:
+            return {job.step for job in (self._waiting, self._sending) if job is not None}
+
+    def has(self, step: int) -> bool:
+        """Return whether a step, or a later one, is published, or this step's upload is under way or queued."""
+        pinned = self.pinned()
+        sent = self._newest_sent  # read after `pinned`, since an upload may finish in between
+        return step in pinned or (sent is not None and sent >= step)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until no upload is queued or under way, and return whether that was so in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._waiting is None and self._sending is None, seconds)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there will be no more uploads."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Take no more uploads, and drop one that waits."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting = None
+            self._changed.notify_all()
 
 
 class Uploader:
@@ -47,26 +139,16 @@ class Uploader:
         tell: Callable[[int, float | None], None],
         stopping: threading.Event,
     ) -> None:
-        self._tell = tell
         self._run = run
-        self._open_tier = open_tier
+        self._tier = cache(open_tier)
         self._sent = sent
+        self._tell = tell
         self._stopping = stopping
-        self._tier: RemoteTier | None = None
-        self._condition = threading.Condition()
-        self._waiting: _UploadJob | None = None
-        self._sending: _UploadJob | None = None
-        self._closed = False
-        self._void: _UploadJob | None = None
+        self.queue = UploadQueue()
         self._fenced: HeadwayError | None = None
-        self._unsent: _UploadJob | None = None
-        self._unsent_since: HeadwayError | None = None
-        self.newest_sent: int | None = None
-        """The newest step that is known to be published."""
-        self.failures = 0
-        """Number of failed uploads since the last success."""
-        self.lost: CheckpointError | None = None
-        """Set by `close` if this process can never upload the newest checkpoint: the reason."""
+        self._unsent: tuple[_UploadJob, HeadwayError] | None = None
+        """The newest checkpoint that another owner keeps out of the tier, and why."""
+        self._has_failed = False
         # A daemon, so that a server that never answers cannot keep the process.
         self._thread = threading.Thread(target=self._work, name="headway-upload", daemon=True)
         self._thread.start()
@@ -82,107 +164,61 @@ class Uploader:
             last: Whether it is the last checkpoint of the run.
         """
         job = _UploadJob(folder, manifest, last)
-        if self._fenced is not None and not self._closed:
+        if self._fenced is not None and not self.queue.is_closed:
             self._refuse(job, self._fenced)
             return
-        with self._condition:
-            if self._closed:
-                return
-            if self._waiting is not None and self._waiting.manifest.step != manifest.step:
-                write_log(
-                    f"step {self._waiting.manifest.step} is not uploaded: step {manifest.step} came before its turn"
-                )
-            self._waiting = job
-            self._condition.notify_all()
+        self.queue.put(job)
 
-    def pinned(self) -> set[int]:
-        """Return the steps that must not be removed, because their upload is under way or queued."""
-        with self._condition:
-            return {job.manifest.step for job in (self._waiting, self._sending) if job is not None}
-
-    def has(self, step: int) -> bool:
-        """Return whether a step, or a later one, is published, or this step's upload is under way or queued."""
-        pinned = self.pinned()
-        sent = self.newest_sent  # read after `pinned`, since an upload may finish in between
-        return step in pinned or (sent is not None and sent >= step)
-
-    def note_rollback(self, step: int) -> None:
-        """Treat uploads of later steps as not done, since the run trains these steps again."""
-        with self._condition:
-            if self._waiting is not None and self._waiting.manifest.step > step:
-                self._waiting = None
-            if self._sending is not None and self._sending.manifest.step > step:
-                self._void = self._sending
-            self.newest_sent = None  # unknown until the next upload
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all uploads have finished or failed, and return whether they did in time."""
-        with self._condition:
-            return self._condition.wait_for(lambda: self._waiting is None and self._sending is None, seconds)
-
-    def close(self, patience_seconds: float | None = None) -> None:
+    def close(self, patience_seconds: float | None = None) -> CheckpointError | None:
         """Finish outstanding uploads and end the thread.
 
         The next attempt continues an unfinished upload; it does not upload finished files again.
 
         Args:
             patience_seconds: How long to wait at most; None waits as long as it takes.
+
+        Returns:
+            The reason if this process can never upload the newest checkpoint; None again when called twice.
         """
-        if not self.wait(patience_seconds):
-            steps = ", ".join(map(str, sorted(self.pinned())))
+        if not self.queue.wait(patience_seconds):
+            steps = ", ".join(map(str, sorted(self.queue.pinned())))
             warning(f"the upload of step {steps} is not finished; the next attempt continues it")
-        if self._unsent is not None and self._unsent_since is not None:
-            step = self._unsent.manifest.step
-            why = self._unsent_since
-            what = f"step {step} is not uploaded: {why.what}"
+        lost = None
+        if self._unsent is not None:
+            job, why = self._unsent
+            what = f"step {job.step} is not uploaded: {why.what}"
             warning(what)
-            self.lost = CheckpointError(what, where=why.where, fix=why.fix)
+            lost = CheckpointError(what, where=why.where, fix=why.fix)
             self._unsent = None
         self._stopping.set()
-        with self._condition:
-            self._closed = True
-            self._waiting = None
-            self._condition.notify_all()
+        self.queue.close()
         self._thread.join(timeout=1.0)
+        return lost
 
     def _work(self) -> None:
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._waiting is not None or self._closed)
-                if self._closed:
-                    return
-                job = self._waiting
-                self._waiting = None
-                self._sending = job
-            assert job is not None
+        while (job := self.queue.take()) is not None:
             try:
                 self._send(job)
             finally:
-                with self._condition:
-                    self._sending = None
-                    self._condition.notify_all()
+                self.queue.note_end()
 
     def _send(self, job: _UploadJob) -> None:
-        step = job.manifest.step
         start = time.monotonic()
         try:
-            if self._tier is None:
-                self._tier = self._open_tier()
-            new = self._tier.publish(job.folder, journal_of(self._run, step))
+            tier = self._tier()
+            new = tier.publish(job.folder, journal_of(self._run, job.step))
             self._unsent = None  # this newer checkpoint supersedes it
-            with self._condition:
-                if job is not self._void:
-                    self.newest_sent = max(step, self.newest_sent or 0)
+            self.queue.note_sent(job)
             if new:
                 seconds = time.monotonic() - start
                 size = format_bytes(job.manifest.total_bytes)
-                self._tell(step, seconds)
-                write_log(f"step {step} is at {self._tier.url} ({size} in {format_seconds(seconds)})")
-                if self.failures:
-                    notice(f"step {step} is uploaded again: {self._tier.url}")
-                    self.failures = 0
+                self._tell(job.step, seconds)
+                write_log(f"step {job.step} is at {tier.url} ({size} in {format_seconds(seconds)})")
+                if self._has_failed:
+                    notice(f"step {job.step} is uploaded again: {tier.url}")
+                    self._has_failed = False
             try:
-                self._follow(self._tier, job.manifest)
+                self._follow(tier, job.manifest)
             except (FencedError, OtherRunError) as error:  # this checkpoint is published; the next ones will not be
                 self._stop_uploads(error)
         except GivenUp:
@@ -192,15 +228,15 @@ class Uploader:
             self._refuse(job, error)
         except SupersededError as error:
             self._refuse(job, error)
-            warning(f"step {step} is not uploaded: {error.what}")
+            warning(f"step {job.step} is not uploaded: {error.what}")
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, HeadwayError):
                 why = error.what
             elif isinstance(error, OSError):
                 why = str(error)
-            if job is self._void:  # its folder may be gone by now
-                write_log(f"step {step} is not uploaded, and need not be, since the run rolled back: {why}")
+            if self.queue.is_void(job):
+                write_log(f"step {job.step} is not uploaded, and need not be, since the run rolled back: {why}")
             else:
                 self._failed(job, why)
 
@@ -215,10 +251,9 @@ class Uploader:
         `close` reports it if nothing newer is published by then, which may be hours later.
         """
         before = self._unsent
-        self._unsent = job
-        self._unsent_since = why
-        if before is None or before.manifest.step != job.manifest.step:
-            self._tell(job.manifest.step, None)
+        self._unsent = (job, why)
+        if before is None or before[0].step != job.step:
+            self._tell(job.step, None)
 
     def _follow(self, tier: RemoteTier, manifest: Manifest) -> None:
         """Call `sent` for a published checkpoint; its errors do not make the upload a failure."""
@@ -231,9 +266,9 @@ class Uploader:
             warning(f"after the upload of step {manifest.step}: {why}")
 
     def _failed(self, job: _UploadJob, why: str) -> None:
-        self.failures += 1
-        self._tell(job.manifest.step, None)
+        self._has_failed = True
+        self._tell(job.step, None)
         follows = "training continues, and the next checkpoint is tried"
         if job.last:
             follows = "the run is finished, and the same command uploads it once the store can be used"
-        warning(f"step {job.manifest.step} is not uploaded: {why}; {follows}")
+        warning(f"step {job.step} is not uploaded: {why}; {follows}")
