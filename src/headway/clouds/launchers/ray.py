@@ -276,7 +276,7 @@ def _follow(process: subprocess.Popen[bytes], run: Path, leads: bool) -> int:
     told = False
     while True:
         code = process.poll()
-        if code not in (None, 0, *FINAL_CODES):
+        if code is not None and code not in (0, *FINAL_CODES):
             return int(code)  # the other machines are ended by Ray
         metrics = newest_metrics(run) if leads else {}
         news = {"step": int(metrics.get("step", -1)), "code": code} if leads else None

@@ -7,6 +7,7 @@ elastic`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,29 +96,67 @@ def hold_by_price(job: SpotJob, feed: Feed, clock: Callable[[], float] = time.mo
         return _Holder(job, feed, clock).run()
 
 
+class _Prices:
+    """The price that the policy sees: that of the feed, asked anew after a time; the last one while it gives none."""
+
+    def __init__(self, feed: Feed, every_seconds: float, clock: Callable[[], float]) -> None:
+        self._feed = feed
+        self._every_seconds = every_seconds
+        self._clock = clock
+        self._asked_at = -math.inf
+        self._is_silent = False
+        self.places = feed if isinstance(feed, PlaceFeed) else None
+        self.usd = 0.0
+        """The newest price of an hour."""
+
+    def begin(self) -> float:
+        """Return the first price.
+
+        Raises:
+            HeadwayError: the feed gives none.
+        """
+        self.usd = self._feed()
+        self._asked_at = self._clock()
+        return self.usd
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to ask again."""
+        return self._clock() - self._asked_at >= self._every_seconds
+
+    def ask(self) -> None:
+        """Ask for the price; a feed that gives none is reported once."""
+        self._asked_at = self._clock()
+        try:
+            self.usd = self._feed()
+            self._is_silent = False
+        except HeadwayError as error:
+            if not self._is_silent:
+                warning(f"no new price: {error.what}; the last one of ${self.usd:,.2f} counts")
+            self._is_silent = True
+
+
 class _Holder:
     def __init__(self, job: SpotJob, feed: Feed, clock: Callable[[], float]) -> None:
         self._job = job
-        self._feed = feed
         self._clock = clock
         self._held = HeldCommand(job.run) if job.launch is None else HeldLaunch(job.run)
-        self._places = feed if isinstance(feed, PlaceFeed) else None
+        self._prices = _Prices(feed, job.every_seconds, clock)
         self._signals: list[int] = []
         self._said_waiting = False
-        self._trouble = False
         self._started_at = -float("inf")
         self._place: Place | None = None
         self._running: State = "paused"
         before = self._last_line()
-        if self._places is not None:
-            self._place = next((place for place in self._places.places if place.offer == before.get("place")), None)
-            self._places.here = self._place
+        if self._prices.places is not None:
+            self._place = next(
+                (place for place in self._prices.places.places if place.offer == before.get("place")), None
+            )
+            self._prices.places.here = self._place
         if self._held.adopt():
             notice(f"{job.run} has a job already, which is held from now on")
             self._enter("grown" if before.get("state") == "grown" else "running")
-        self._price = feed()
-        self._asked_at = clock()
-        self._decider = SpotDecider.begin(job.policy, self._price, clock())
+        self._decider = SpotDecider.begin(job.policy, self._prices.begin(), clock())
 
     def run(self) -> int:
         with handled(STOP_SIGNALS, lambda number, frame: self._signals.append(number)):
@@ -140,26 +179,21 @@ class _Holder:
                 time.sleep(LOOK_SECONDS)
 
     def _new_price(self) -> float:
-        if self._clock() - self._asked_at >= self._job.every_seconds:
-            self._asked_at = self._clock()
-            if self._places is not None:
-                self._places.running = self._running != "paused"
-            try:
-                self._price = self._feed()
-                self._trouble = False
-            except HeadwayError as error:
-                if not self._trouble:
-                    warning(f"no new price: {error.what}; the last one of ${self._price:,.2f} counts")
-                self._trouble = True
-        return self._price
+        if self._prices.is_due:
+            if self._prices.places is not None:
+                self._prices.places.running = self._running != "paused"
+            self._prices.ask()
+        return self._prices.usd
 
     def _said_price(self) -> str:
-        where = "" if self._places is None else f" for {self._places.wanted.offer}"
-        return f"${self._price:,.2f} an hour{where}"
+        where = "" if self._prices.places is None else f" for {self._prices.places.wanted.offer}"
+        return f"${self._prices.usd:,.2f} an hour{where}"
 
     def _say_waiting(self) -> None:
         """Say once in a pause what is waited for; otherwise a command that is silent for hours seems to hang."""
-        if self._said_waiting or self._price < self._job.policy.resume_below:  # the minimum time of a pause is left
+        if (
+            self._said_waiting or self._prices.usd < self._job.policy.resume_below
+        ):  # the minimum time of a pause is left
             return
         self._said_waiting = True
         policy = self._job.policy
@@ -171,16 +205,16 @@ class _Holder:
         )
 
     def _start(self, state: State) -> None:
-        if self._places is not None:
-            self._place = self._places.wanted
-            self._places.here = self._place
-        words = self._job.words(state, self._place, self._price)
+        if self._prices.places is not None:
+            self._place = self._prices.places.wanted
+            self._prices.places.here = self._place
+        words = self._job.words(state, self._place, self._prices.usd)
         notice(f"{self._said_price()}: {'resuming' if self._held.has_begun() else 'starting'} {' '.join(words)}")
         self._held.start(words)
         self._started_at = self._clock()
         self._enter(state)
         place: dict[str, Any] = {} if self._place is None else {"place": self._place.offer}
-        record(self._job.run, SPOT_SOURCE, state=state, usd_per_hour=self._price, **place)
+        record(self._job.run, SPOT_SOURCE, state=state, usd_per_hour=self._prices.usd, **place)
 
     def _enter(self, state: State) -> None:
         self._running = state
@@ -188,7 +222,7 @@ class _Holder:
 
     def _should_move(self) -> bool:
         """Whether the run is better off in another place, and has been in this one for the minimum time."""
-        if self._places is None or self._places.wanted == self._place:
+        if self._prices.places is None or self._prices.places.wanted == self._place:
             return False
         return self._clock() - self._started_at >= self._job.policy.min_run_seconds
 
