@@ -46,7 +46,7 @@ from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.lead_connection import LeadConnection
 from headway.run.supervisor.machines.machine_role import MachineRole, find_role
-from headway.run.supervisor.machines.members import Members, choose_machines
+from headway.run.supervisor.machines.members import Expected, Members, choose_machines
 from headway.run.supervisor.machines.messages import Hello, MachineMessage, RunEnd
 
 _POLL_SECONDS = 0.05
@@ -120,8 +120,8 @@ class SuiteMachines:
         self._most = config.parallel.machines
         self._supervise = config.supervise
         compare = partial(compare_machines, describe_machine(), determinism="off", device=config.train.device)
-        members = Members(self._most, config.parallel.workers, __version__, membership.identity, compare)
-        self._lead = Lead(membership.role, members, config.supervise.lost_seconds, messages=SUITE)
+        expected = Expected(self._most, config.parallel.workers, __version__, membership.identity, compare)
+        self._lead = Lead(membership.role, Members(expected), config.supervise.lost_seconds, messages=SUITE)
         self._measurement = 0
         self._kept: list[CellResult] = []
         self._told: dict[int, int] = {}

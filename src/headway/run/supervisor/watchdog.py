@@ -92,6 +92,99 @@ class _Silences:
 
 
 @dataclass
+class _UsualSilences:
+    """How long workers are silent in normal operation."""
+
+    at_steps: _Silences = field(default_factory=_Silences)
+    at_evaluations: _Silences = field(default_factory=_Silences)
+    _silent: dict[int, tuple[Reading, float]] = field(default_factory=dict)
+    """The stragglers, and how long each has been silent."""
+
+    def learn(self, readings: Mapping[int, Reading], silent: Mapping[int, float]) -> None:
+        """Learn from the silences that have ended since the last look."""
+        for rank, (reading, seconds) in self._silent.items():
+            if readings[rank].beat_seconds != reading.beat_seconds and reading.phase in _AT_WORK:
+                kind = self.at_evaluations if reading.phase == Phase.EVALUATION else self.at_steps
+                kind.add(reading, seconds)
+        self._silent = {rank: (readings[rank], seconds) for rank, seconds in silent.items()}
+
+
+@dataclass
+class _Pace:
+    """How long recent steps took."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
+    _newest: tuple[int, float] | None = None
+
+    def measure(self, readings: Mapping[int, Reading]) -> None:
+        """Add the steps that the first worker has finished since the last look."""
+        if not readings:
+            return
+        first = readings[min(readings)]
+        if first.steps_seconds and (self._newest is None or first.step > self._newest[0]):
+            if self._newest is not None and self._newest[0] > 0:
+                steps, at = self._newest
+                self.seconds.append((first.steps_seconds - at) / (first.step - steps))
+            self._newest = (first.step, first.steps_seconds)
+
+
+@dataclass
+class _SlowWorkers:
+    """Compares the workers' own time of a step over windows of several steps."""
+
+    slow_factor: float
+    """How many times as long as the others a slow worker takes."""
+    _window: _Window | None = None
+    _slow: dict[int, int] = field(default_factory=dict)
+    """In how many windows in a row a worker was slow."""
+    _named: set[int] = field(default_factory=set)
+
+    def begin_anew(self) -> None:
+        """Drop the present window."""
+        self._window = None
+
+    def look(self, now: float, readings: Mapping[int, Reading]) -> Finding | None:
+        """Return a worker that takes much longer for its part of a step than the others, once."""
+        if len(readings) < 2 or not all(reading.has_finished_a_step for reading in readings.values()):
+            return None
+        window = self._window
+        self._window = self._window or _window(now, readings)
+        if window is None or window.steps.keys() != readings.keys():
+            self._window = _window(now, readings)
+            return None
+        done = {rank: reading.step - window.steps[rank] for rank, reading in readings.items()}
+        if min(done.values()) < 0:  # after a rollback the number of finished steps is unknown
+            self._window = _window(now, readings)
+            return None
+        seconds = now - window.at
+        before = window.done
+        window.done = min(done.values())
+        # Amid a step some workers have done their part of it and others have not, which distorts a short comparison.
+        if window.done == before or seconds < _WINDOW_SECONDS:
+            return None
+        if window.done < _WINDOW_STEPS and seconds < _LONG_WINDOW_SECONDS:
+            return None
+        self._window = _window(now, readings)
+        own = {rank: (r.own_seconds - window.own[rank]) / done[rank] for rank, r in readings.items()}
+        rank = max(own, key=own.__getitem__)
+        others = statistics.median(value for other, value in own.items() if other != rank)
+        if own[rank] < self.slow_factor * max(others, 1e-6):
+            self._slow.clear()
+            return None
+        self._slow = {rank: self._slow.get(rank, 0) + 1}
+        if self._slow[rank] < _WINDOWS or rank in self._named:
+            return None
+        self._named.add(rank)
+        data = (readings[rank].data_seconds - window.data[rank]) / done[rank]
+        cause = "waiting for data" if data > own[rank] / 2 else "computing"
+        what = (
+            f"takes {own[rank]:.3g} s for its part of a step, mostly {cause};"
+            f" the others take {others:.3g} s and wait for it"
+        )
+        return Finding("slow", rank, what, suspects=(rank,))
+
+
+@dataclass
 class Watchdog:
     """Judges an attempt's workers, look by look."""
 
@@ -100,19 +193,16 @@ class Watchdog:
     """Whether the model is compiled: then the first batch of an evaluation may wait for the compiler."""
     timeout_seconds: float = 600.0
     """How long workers wait for others in an exchange."""
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=_MEDIAN_OF))
-    _newest: tuple[int, float] | None = None
-    _silent: dict[int, tuple[Reading, float]] = field(default_factory=dict)
-    """The stragglers, and how long each has been silent."""
-    _at_steps: _Silences = field(default_factory=_Silences)
-    _at_evaluations: _Silences = field(default_factory=_Silences)
+    _pace: _Pace = field(default_factory=_Pace)
+    _usual: _UsualSilences = field(default_factory=_UsualSilences)
     _stopped_since: dict[int, float] = field(default_factory=dict)
-    _window: _Window | None = None
-    _slow: dict[int, int] = field(default_factory=dict)
-    _named: set[int] = field(default_factory=set)
+    _slow: _SlowWorkers = field(init=False)
     _waited: set[tuple[int, int, Phase]] = field(default_factory=set)
     _looked: float | None = None
     _forgiven: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._slow = _SlowWorkers(self.config.slow_factor)
 
     def look(
         self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
@@ -128,20 +218,20 @@ class Watchdog:
         if self._looked is not None and now - self._looked > 5.0:
             self._forgiven = now
             self._stopped_since.clear()
-            self._window = None
+            self._slow.begin_anew()
         self._looked = now
-        self._measure(readings)
+        self._pace.measure(readings)
         return (
             _dead(readings, states)
             or self._stopped(now, readings, states)
             or self._hung(now, readings, states)
-            or self._slow_one(now, readings)
+            or self._slow.look(now, readings)
         )
 
     @property
     def step_seconds(self) -> float | None:
         """The median of recent steps."""
-        return statistics.median(self._steps) if self._steps else None
+        return statistics.median(self._pace.seconds) if self._pace.seconds else None
 
     def limit_seconds(self, reading: Reading) -> float:
         """Return how long a worker may be without a sign of life in its phase."""
@@ -159,7 +249,7 @@ class Watchdog:
         """Return how long a worker may be without a sign of life before a warning."""
         usual = self._usual_silence
         if reading.phase == Phase.EVALUATION:
-            usual = max(usual, self._at_evaluations.longest(with_first=False))
+            usual = max(usual, self._usual.at_evaluations.longest(with_first=False))
         least = 0.0 if reading.has_finished_a_step else _START_SECONDS
         return max(least, self.config.hang_seconds, _SILENCES * usual)
 
@@ -171,17 +261,7 @@ class Watchdog:
     @property
     def _usual_silence(self) -> float:
         """The longest silence of recent steps, or of the first step until another is done."""
-        return self._at_steps.longest(with_first=not self._steps)
-
-    def _measure(self, readings: Mapping[int, Reading]) -> None:
-        if not readings:
-            return
-        first = readings[min(readings)]
-        if first.steps_seconds and (self._newest is None or first.step > self._newest[0]):
-            if self._newest is not None and self._newest[0] > 0:
-                steps, at = self._newest
-                self._steps.append((first.steps_seconds - at) / (first.step - steps))
-            self._newest = (first.step, first.steps_seconds)
+        return self._usual.at_steps.longest(with_first=not self._pace.seconds)
 
     def _silences(self, now: float, readings: Mapping[int, Reading]) -> dict[int, float]:
         """Return how long each straggler has been silent."""
@@ -189,14 +269,6 @@ class Watchdog:
         # If all wait in an exchange, it began when the last one joined, which may have waited for late data.
         since = max((r.beat_seconds for r in behind.values() if r.waits_for), default=0.0)
         return {rank: now - max(reading.beat_seconds, since, self._forgiven) for rank, reading in behind.items()}
-
-    def _learn(self, readings: Mapping[int, Reading], silent: Mapping[int, float]) -> None:
-        """Learn how long workers are silent in normal operation, from silences that have ended."""
-        for rank, (reading, seconds) in self._silent.items():
-            if readings[rank].beat_seconds != reading.beat_seconds and reading.phase in _AT_WORK:
-                evaluates = reading.phase == Phase.EVALUATION
-                (self._at_evaluations if evaluates else self._at_steps).add(reading, seconds)
-        self._silent = {rank: (readings[rank], seconds) for rank, seconds in silent.items()}
 
     def _stopped(
         self, now: float, readings: Mapping[int, Reading], states: Mapping[int, ProcessState | None]
@@ -216,7 +288,7 @@ class Watchdog:
         if any(state is not None and state.state == TRACED for state in states.values()):
             return None  # it is being debugged
         silent = self._silences(now, readings)
-        self._learn(readings, silent)
+        self._usual.learn(readings, silent)
         limits = {rank: self.limit_seconds(readings[rank]) for rank in silent}
         if self._others_give_up_soon(now, readings, silent):
             limits = {rank: min(limit, self.patience_seconds(readings[rank])) for rank, limit in limits.items()}
@@ -255,45 +327,6 @@ class Watchdog:
             limit = format_seconds(self.limit_seconds(reading))
             what = f"gave no sign of life for {silent:.0f} s, in phase '{reading.phase}', which may take {limit}"
         return Finding("waits", rank, what, silent)
-
-    def _slow_one(self, now: float, readings: Mapping[int, Reading]) -> Finding | None:
-        if len(readings) < 2 or not all(reading.has_finished_a_step for reading in readings.values()):
-            return None
-        window = self._window
-        self._window = self._window or _window(now, readings)
-        if window is None or window.steps.keys() != readings.keys():
-            self._window = _window(now, readings)
-            return None
-        done = {rank: reading.step - window.steps[rank] for rank, reading in readings.items()}
-        if min(done.values()) < 0:  # after a rollback the number of finished steps is unknown
-            self._window = _window(now, readings)
-            return None
-        seconds = now - window.at
-        before = window.done
-        window.done = min(done.values())
-        # Amid a step some workers have done their part of it and others have not, which distorts a short comparison.
-        if window.done == before or seconds < _WINDOW_SECONDS:
-            return None
-        if window.done < _WINDOW_STEPS and seconds < _LONG_WINDOW_SECONDS:
-            return None
-        self._window = _window(now, readings)
-        own = {rank: (r.own_seconds - window.own[rank]) / done[rank] for rank, r in readings.items()}
-        rank = max(own, key=own.__getitem__)
-        others = statistics.median(value for other, value in own.items() if other != rank)
-        if own[rank] < self.config.slow_factor * max(others, 1e-6):
-            self._slow.clear()
-            return None
-        self._slow = {rank: self._slow.get(rank, 0) + 1}
-        if self._slow[rank] < _WINDOWS or rank in self._named:
-            return None
-        self._named.add(rank)
-        data = (readings[rank].data_seconds - window.data[rank]) / done[rank]
-        cause = "waiting for data" if data > own[rank] / 2 else "computing"
-        what = (
-            f"takes {own[rank]:.3g} s for its part of a step, mostly {cause};"
-            f" the others take {others:.3g} s and wait for it"
-        )
-        return Finding("slow", rank, what, suspects=(rank,))
 
 
 def _window(now: float, readings: Mapping[int, Reading]) -> _Window:

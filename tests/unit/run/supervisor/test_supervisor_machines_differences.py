@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.machine.system import Machine
 from headway.run.supervisor.machines.differences import compare_machines, describe_machine, name_differences
-from headway.run.supervisor.machines.members import Member, Members
+from headway.run.supervisor.machines.members import Expected, Member, Members
 from headway.run.supervisor.machines.messages import Hello, Refused
 
 LEAD = {"torch": "2.13.0", "python": "3.11.2", "processor": "EPYC", "gpus": "NVIDIA H100", "gpu_count": "8"}
@@ -61,7 +61,7 @@ def test_long_descriptions_are_compared_as_far_as_they_are_read() -> None:
 
 
 def test_a_machine_is_refused_or_taken_in_with_its_differences() -> None:
-    members = Members(3, 1, "1", "i", lambda other: compare_machines(LEAD, other, "run", "auto"))
+    members = Members(Expected(3, 1, "1", "i", lambda other: compare_machines(LEAD, other, "run", "auto")))
     hello = Hello(1, "p", "b", workers=1, version="1", identity="i")
     refused = members.admit(replace(hello, machine={**LEAD, "torch": "2.11.0"}), 0.0)
     assert isinstance(refused, Refused) and refused.what.startswith(

@@ -23,7 +23,7 @@ from headway.run.supervisor.machines.interfaces import interface_of
 from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.lead_connection import LeadConnection
 from headway.run.supervisor.machines.machine_role import MachineRole
-from headway.run.supervisor.machines.members import Members
+from headway.run.supervisor.machines.members import Expected, Members
 from headway.run.supervisor.machines.messages import (
     EndAttempt,
     Hello,
@@ -55,7 +55,7 @@ NODE = MachineRole(1, "127.0.0.1", 7000, SECRET)
 
 @pytest.fixture
 def lead(stack: ExitStack, port: int) -> Lead:
-    lead = Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(3, 1, "1", "i"), lost_seconds=30.0)
+    lead = Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(Expected(3, 1, "1", "i")), lost_seconds=30.0)
     lead._members._met = {1, 2}  # the end does not wait for machines that never come
     stack.callback(lead.close, RunEnd(0))
     return lead
@@ -119,7 +119,7 @@ def test_a_node_knows_a_lead_whose_machine_is_there_without_it(lead: Lead, join:
 
 
 def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port: int) -> None:
-    lead = Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(2, 1, "1", "i"), lost_seconds=1.5)
+    lead = Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(Expected(2, 1, "1", "i")), lost_seconds=1.5)
     stack.callback(lead.close, RunEnd(0))
     node = LeadConnection(MachineRole(1, "127.0.0.1", port, SECRET), HELLO, lost_seconds=1.5)
     stack.callback(node.close)
@@ -138,7 +138,8 @@ def test_a_silent_machine_is_lost_and_so_is_a_silent_lead(stack: ExitStack, port
 def test_a_node_with_another_secret_or_config_is_refused_and_told(
     lead: Lead, join: Callable[..., LeadConnection]
 ) -> None:
-    lead._members.name_differences = partial(name_differences, {"seed": 3, "train.steps": 8})
+    named = partial(name_differences, {"seed": 3, "train.steps": 8})
+    lead._members.expected = replace(lead._members.expected, name_differences=named)
     computes = {"seed": 4, "train.steps": 8}
     stranger, other = join(secret=b"another secret of it"), join(number=2, identity="j", computes=computes)
     soon(lambda: stranger.status.refusal and other.status.refusal)
@@ -196,12 +197,12 @@ def test_a_process_can_be_copied_while_its_thread_pauses(lead: Lead, join: Calla
 
 def test_a_port_in_use_and_an_unknown_name_are_errors_of_the_command(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigError, match="cannot listen"):
-        Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(2, 1, "1", "i"), 15.0)
+        Lead(MachineRole(0, "127.0.0.1", port, SECRET), Members(Expected(2, 1, "1", "i")), 15.0)
     with pytest.raises(ConfigError, match="cannot be one"):
-        Lead(MachineRole(0, "node..one", port, SECRET), Members(2, 1, "1", "i"), 15.0)
+        Lead(MachineRole(0, "node..one", port, SECRET), Members(Expected(2, 1, "1", "i")), 15.0)
     strange = MachineRole(0, "127.0.0.1", port, SECRET, listen="192.0.2.1")  # for documentation: no machine has it
     with pytest.raises(ConfigError, match="cannot listen") as found:
-        Lead(strange, Members(2, 1, "1", "i"), 15.0)
+        Lead(strange, Members(Expected(2, 1, "1", "i")), 15.0)
     assert found.value.where == "HEADWAY_LISTEN=192.0.2.1"
     assert "192.0.2.1 is no address of this machine" in found.value.what
 
@@ -210,14 +211,14 @@ def test_a_lead_with_the_address_of_another_machine_says_so(
     stack: ExitStack, port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1 is no address of this machine, which leads") as found:
-        Lead(MachineRole(0, "192.0.2.1", port, SECRET), Members(2, 1, "1", "i"), 15.0)
+        Lead(MachineRole(0, "192.0.2.1", port, SECRET), Members(Expected(2, 1, "1", "i")), 15.0)
     assert found.value.where == f"--lead 192.0.2.1:{port}" and "address of machine 0" in str(found.value.fix)
     assert "free port" not in str(found.value.fix)
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("192.0.2.1", *rest, **more))
     with socket.create_server(("", port)), pytest.raises(ConfigError, match="free port"):
-        Lead(MachineRole(0, "a-service", port, SECRET), Members(2, 1, "1", "i"), 15.0)
-    lead = Lead(MachineRole(0, "a-service", port, SECRET), Members(2, 1, "1", "i"), 15.0)
+        Lead(MachineRole(0, "a-service", port, SECRET), Members(Expected(2, 1, "1", "i")), 15.0)
+    lead = Lead(MachineRole(0, "a-service", port, SECRET), Members(Expected(2, 1, "1", "i")), 15.0)
     stack.callback(lead.close, RunEnd(0))
     assert "a-service stands for 192.0.2.1, which is no address of this machine" in capsys.readouterr().err
 
@@ -242,7 +243,7 @@ def test_a_lead_whose_name_appears_later_listens_at_once_and_is_found(
     there: list[str] = []
     monkeypatch.setattr(socket, "getaddrinfo", unknown_until(there))
     monkeypatch.setattr(lead_connection, "_RETRY_SECONDS", 0.05)
-    lead = Lead(MachineRole(0, "lead.late", port, SECRET, listen=listen), Members(2, 1, "1", "i"), 30.0)
+    lead = Lead(MachineRole(0, "lead.late", port, SECRET, listen=listen), Members(Expected(2, 1, "1", "i")), 30.0)
     stack.callback(lead.close, RunEnd(0))
     assert ("not known here, or not yet" in capsys.readouterr().err) == (listen is None)
     node = LeadConnection(MachineRole(1, "lead.late", port, SECRET), HELLO, 30.0)

@@ -12,7 +12,7 @@ import pytest
 
 from headway.config import load_config, usable_machines
 from headway.core.errors import ConfigError
-from headway.run.supervisor.machines.members import ClockOffset, Member, Members, choose_machines
+from headway.run.supervisor.machines.members import ClockOffset, Expected, Member, Members, choose_machines
 from headway.run.supervisor.machines.messages import Hello, Refused
 
 HELLO = Hello(1, "p1", "b", workers=2, version="1", identity="i")
@@ -20,7 +20,7 @@ HELLO = Hello(1, "p1", "b", workers=2, version="1", identity="i")
 
 @pytest.fixture
 def members() -> Members:
-    return Members(most=4, workers=2, version="1", identity="i")
+    return Members(Expected(most=4, workers=2, version="1", identity="i"))
 
 
 def admitted(members: Members, now: float = 0.0, **changed: Any) -> Member:

@@ -65,9 +65,9 @@ class Member:
         return f"machine {self.number} ({self.host})"
 
 
-@dataclass
-class Members:
-    """The machines that have joined, without the lead.
+@dataclass(frozen=True)
+class Expected:
+    """What a machine that wants to join a run must be.
 
     Args:
         most: Number of machines, with the lead.
@@ -84,6 +84,39 @@ class Members:
     identity: str
     compare: Callable[[Mapping[str, str]], Differences] = lambda _: Differences(None, "", ())
     name_differences: Callable[[Mapping[str, Any]], str] = lambda _: ""
+
+    def refusal(self, hello: Hello) -> Refused | None:
+        """Return why a machine may not join, whichever others are there; None if it may."""
+        number = hello.node
+        if not 0 < number < self.most:
+            return Refused(
+                f"the lead knows machines 1 to {self.most - 1}, and this one says that it is {number}",
+                "give every machine its own --node, and all of them the same --machines",
+            )
+        found = self._misfit(f"machine {number} ({hello.host})", hello)
+        return None if found is None else Refused(*found, number)
+
+    def _misfit(self, name: str, hello: Hello) -> tuple[str, str] | None:
+        """Return why a machine does not fit, and what to do; None if it fits."""
+        if hello.version != self.version:
+            what = f"{name} has Headway {hello.version}, and the lead {self.version}"
+            return what, "install one version on all machines"
+        if hello.workers != self.workers:
+            what = f"{name} was started with {hello.workers} workers, and the lead with {self.workers}"
+            return what, "start all machines with the same --workers"
+        if hello.identity != self.identity:
+            what = f"{name} was started with another config than the lead"
+            named = self.name_differences(hello.computes)
+            return ": ".join(filter(None, (what, named))), "start all with the same config"
+        found = self.compare(hello.machine)
+        return None if found.refused is None else (f"{name} has {found.refused}", found.fix)
+
+
+@dataclass
+class Members:
+    """The machines that have joined, without the lead."""
+
+    expected: Expected
     joined: dict[int, Member] = field(default_factory=dict)
     departed: dict[int, str] = field(default_factory=dict)
     """Why a connection has ended, by its session."""
@@ -104,45 +137,23 @@ class Members:
             self.leave(number, "it was started again")
         self._sessions += 1
         member = Member(number, hello.host, hello.process, self._sessions, now)
-        member.differs = self.compare(hello.machine).others
+        member.differs = self.expected.compare(hello.machine).others
         self.joined[number] = member
         self._met.add(number)
         self.closed.pop(number, None)
         return member
 
     def _refusal(self, hello: Hello, now: float) -> Refused | None:
-        number = hello.node
-        if not 0 < number < self.most:
-            return Refused(
-                f"the lead knows machines 1 to {self.most - 1}, and this one says that it is {number}",
-                "give every machine its own --node, and all of them the same --machines",
-            )
-        found = self._misfit(number, hello, now)
-        return None if found is None else Refused(*found, number)
-
-    def _misfit(self, number: int, hello: Hello, now: float) -> tuple[str, str] | None:
-        """Return why a machine may not join, and what to do; None if it may."""
-        there = self.joined.get(number)
+        there = self.joined.get(hello.node)
         if there is not None and there.process != hello.process and now - there.heard < _SAME_NUMBER_SECONDS:
-            return f"two machines say that they are {there}: {hello.host} too", "give every machine its own --node"
-        name = f"machine {number} ({hello.host})"
-        if hello.version != self.version:
-            what = f"{name} has Headway {hello.version}, and the lead {self.version}"
-            return what, "install one version on all machines"
-        if hello.workers != self.workers:
-            what = f"{name} was started with {hello.workers} workers, and the lead with {self.workers}"
-            return what, "start all machines with the same --workers"
-        if hello.identity != self.identity:
-            what = f"{name} was started with another config than the lead"
-            named = self.name_differences(hello.computes)
-            return ": ".join(filter(None, (what, named))), "start all with the same config"
-        found = self.compare(hello.machine)
-        return None if found.refused is None else (f"{name} has {found.refused}", found.fix)
+            what = f"two machines say that they are {there}: {hello.host} too"
+            return Refused(what, "give every machine its own --node", hello.node)
+        return self.expected.refusal(hello)
 
     @property
     def has_met_all(self) -> bool:
         """Whether every machine has been here."""
-        return len(self._met) == self.most - 1
+        return len(self._met) == self.expected.most - 1
 
     def leave(self, number: int, why: str, closed_at: float | None = None) -> None:
         """Remove a machine.

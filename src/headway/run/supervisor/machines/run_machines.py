@@ -20,7 +20,7 @@ from headway.run.supervisor.machines.differences import compare_machines, descri
 from headway.run.supervisor.machines.ending import ANY_TIME, LOOK_AT_RUN_SECONDS, is_finished_in_tier, recorded_end
 from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.machine_role import Membership
-from headway.run.supervisor.machines.members import Members, choose_machines
+from headway.run.supervisor.machines.members import Expected, Members, choose_machines
 from headway.run.supervisor.machines.messages import Refused, RunEnd, Spare
 from headway.run.supervisor.machines.shared_disk import FolderSurvey
 
@@ -48,23 +48,18 @@ class RunMachines:
         self._config = config
         self._membership = membership
         self._clock = clock
-        self._lead = Lead(
-            membership.role,
-            Members(
-                parallel.machines,
-                parallel.workers,
-                __version__,
-                membership.identity,
-                partial(
-                    compare_machines,
-                    describe_machine(),
-                    determinism=config.determinism,
-                    device=config.train.device,
-                ),
-                partial(name_differences, membership.computes),
-            ),
-            config.supervise.lost_seconds,
+        compare = partial(
+            compare_machines, describe_machine(), determinism=config.determinism, device=config.train.device
         )
+        expected = Expected(
+            parallel.machines,
+            parallel.workers,
+            __version__,
+            membership.identity,
+            compare,
+            partial(name_differences, membership.computes),
+        )
+        self._lead = Lead(membership.role, Members(expected), config.supervise.lost_seconds)
         self._before: dict[int, str] = {}
         self._refused: dict[int, Refused] = {}
         self._received: Counter[tuple[str, int]] = Counter()
