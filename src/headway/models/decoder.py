@@ -80,7 +80,7 @@ class Decoder(nn.Module):
         self.head = None if config.tie_embeddings else nn.Linear(shape.dim, shape.vocab_size, bias=False)
         self.shared: SharedPositions | None = None
         self._is_shared = False
-        self._is_compiled = False
+        self.is_compiled = False
         self.register_buffer("cos", torch.empty(0), persistent=False)
         self.register_buffer("sin", torch.empty(0), persistent=False)
         if config.local_rope_theta is not None:
@@ -209,7 +209,7 @@ class Decoder(nn.Module):
         options = {"dynamic": False, **kwargs}
         for layer in self._layers():
             layer.forward = torch.compile(layer.forward, *args, **options)  # type: ignore[method-assign]
-        self._is_compiled = True
+        self.is_compiled = True
 
     def mixtures(self) -> list[MixtureOfExperts]:
         """Return the mixtures of experts in layer order."""
@@ -341,7 +341,7 @@ class Decoder(nn.Module):
             x_BTD.flatten(0, 1),
             self.projection,
             targets_BT.flatten(),
-            compiled=self._is_compiled,
+            compiled=self.is_compiled,
             tied=tied,
             softcap=softcap,
         )
@@ -466,7 +466,7 @@ class Decoder(nn.Module):
             )
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else self._any_weight.dtype
-        compiled = self._is_compiled or torch.compiler.is_compiling()
+        compiled = self.is_compiled or torch.compiler.is_compiling()
         capped = self.config.attention_softcap is not None
         kernel = document_kernel(device, dtype, self.shape.head_dim, compiled, capped)
         positions = packed_positions(cos, sin, documents, window, kernel)

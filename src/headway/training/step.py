@@ -15,7 +15,9 @@ from headway.core.coordination.heartbeat import Phase, beat, exchanging
 from headway.core.model_protocol import DrawsByPosition, ScalesLosses, TakesCounts
 from headway.core.process.faults import fault_point
 from headway.core.random import derive_seed
+from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import MicroBatch
+from headway.models.decoder import Decoder
 from headway.parallel.blocks import local_part
 from headway.parallel.norms import norm_parts, total_norm
 from headway.parallel.world import World
@@ -26,8 +28,9 @@ from headway.training.health.replay import replay_is_due, replayed
 from headway.training.optimizer import set_learning_rate, update
 from headway.training.recording.copies import CopyMeter
 from headway.training.schedule import learning_rate
-from headway.training.setup.precision import autocast, update_scale
+from headway.training.setup.precision import autocast, casts_kept, update_scale
 from headway.training.state import TrainState
+from headway.training.task import LANGUAGE_MODELLING
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,23 @@ class TrainStep:
     def copies(self) -> CopyMeter:
         """What moves batches to the device."""
         return CopyMeter(self.assembled.config.telemetry.log_every)
+
+    @cached_property
+    def _keeps_casts(self) -> bool:
+        """Whether all micro-batches of a step use one cast of each weight.
+
+        The decoder uses a weight once in a pass, so no bit depends on it. Recomputation would hold casts that it frees
+        otherwise. Compiled code and strategies that cut weights have casts of their own.
+        """
+        task = self.assembled.task
+        return (
+            self.assembled.config.train.activation_checkpointing == "none"
+            and self.assembled.state.engine is None
+            and task.objective is LANGUAGE_MODELLING
+            and isinstance(task.model, Decoder)
+            and not task.model.is_compiled
+            and not any(map(is_dtensor, task.model.parameters()))
+        )
 
     def run(self, batches: Mapping[int, Sequence[MicroBatch]], flags: Sequence[bool] = ()) -> StepResult:
         """Train on this worker's lanes of the current step and advance the cursor.
@@ -192,21 +212,23 @@ class TrainStep:
         items = 0
         last_lane = max(batches)
         place = _rng_coordinates(state.model, world)
-        for lane, micro_batches in sorted(batches.items()):
-            beat(Phase.COMPUTE)
-            if world.counts_items:
-                items += sum(map(self.assembled.task.objective.count_items, micro_batches))
-            seeds = [
-                derive_seed(self.assembled.config.seed, "dropout", state.cursor.step, lane, i, *place)
-                for i in range(len(micro_batches))
-            ]
-            if pipeline is None:
-                loss = self._lane(micro_batches, seeds, lane == last_lane)
-            else:
-                around = partial(self._around_backward, lane == last_lane)
-                loss = pipeline.train(self.copies.to_device(list(micro_batches), world.device), seeds, around)
-            losses.append(loss if world.counts_loss else torch.zeros_like(loss))
-            strategy.end_lane()
+        several = sum(map(len, batches.values())) > 1
+        with casts_kept(world.device) if several and self._keeps_casts else nullcontext():
+            for lane, micro_batches in sorted(batches.items()):
+                beat(Phase.COMPUTE)
+                if world.counts_items:
+                    items += sum(map(self.assembled.task.objective.count_items, micro_batches))
+                seeds = [
+                    derive_seed(self.assembled.config.seed, "dropout", state.cursor.step, lane, i, *place)
+                    for i in range(len(micro_batches))
+                ]
+                if pipeline is None:
+                    loss = self._lane(micro_batches, seeds, lane == last_lane)
+                else:
+                    around = partial(self._around_backward, lane == last_lane)
+                    loss = pipeline.train(self.copies.to_device(list(micro_batches), world.device), seeds, around)
+                losses.append(loss if world.counts_loss else torch.zeros_like(loss))
+                strategy.end_lane()
         lane_losses = torch.stack(losses)
         beat(Phase.REDUCE)
         strategy.reduce()
@@ -225,7 +247,7 @@ class TrainStep:
             beat(Phase.COMPUTE)
             world.seed(seeds[index])
             with self._around_backward(last_lane, index == len(batches) - 1):
-                with autocast(config.train.precision, world.device):
+                with autocast(config.train.precision, world.device, keeps_casts=self._keeps_casts):
                     loss = objective.summed_loss(state.trained, self.copies.to_device(batch, world.device))
                 beat(Phase.BACKWARD)
                 backward(state, loss)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.config import Config, ModelConfig, load_config, override, resolve
 from headway.config.sections.health import HealthConfig
@@ -36,7 +41,7 @@ from headway.training.setup.precision import (
 )
 from headway.training.state import Cursor, TrainState
 from headway.training.step import StepResult, TrainStep
-from headway.training.task import Objective, Task
+from headway.training.task import LANGUAGE_MODELLING, Objective, Task
 from support.states import parts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -309,3 +314,36 @@ def test_auto_is_chosen_when_a_run_begins_and_kept(tmp_path: Path, monkeypatch: 
 
 def test_presets_leave_the_precision_to_the_machine() -> None:
     assert {load_config(name).train.precision for name in ("quickstart", "gpu")} == {"auto"}
+
+
+def test_micro_batches_share_the_cast_of_a_weight_with_the_bits_of_a_cast_each() -> None:
+    """An objective of the user's own may use a weight twice, or without gradient, so there each pass casts."""
+    values = {"steps": 20, "precision": "bf16", "global_batch": 6, "micro_batch": 1, "lanes": 2}
+    c = resolve(Config.model_validate({"train": values, "model": {"dim": 32, "layers": 2, "heads": 2, "ffn_dim": 64}}))
+    own = replace(LANGUAGE_MODELLING)
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if operator.overloadpacket.__name__ == "_to_copy" and id(args[0]) in products:
+                casts[id(args[0])] += 1
+            return operator(*args, **(kwargs or {}))
+
+    found = {}
+    for name, objective in (("shared", LANGUAGE_MODELLING), ("shared inside", LANGUAGE_MODELLING), ("apart", own)):
+        model = Decoder(c.model.model_copy(update={"vocab_size": 64}))
+        model.initialize(seed=1)
+        state = TrainState(model, build_optimizer(c.optimizer, model, CPU))
+        strategy = make_strategy(c, model, WORLD)
+        one = TrainStep(parts(c, Task(model, None, objective), state, strategy, WORLD))  # type: ignore[arg-type]
+        products, casts = {id(p) for p in model.product_parameters()}, Counter[int]()
+        # A caller's own context does not end between steps, so PyTorch does not empty its cache by itself.
+        with torch.autocast("cpu", enabled=False) if name == "shared inside" else nullcontext(), Casts():
+            for number in range(3):
+                generator = torch.Generator().manual_seed(number)
+                rows = [torch.randint(0, 64, (2, 1, 32), generator=generator) for _ in range(6)]
+                lanes = [[{"ids": ids, "targets": targets} for ids, targets in lane] for lane in (rows[:3], rows[3:])]
+                one.run(dict(enumerate(lanes)))
+        assert set(casts.values()) == {3 * 6 if objective is own else 3} and len(casts) == len(products), name
+        found[name] = state
+    assert_same(found["shared"], found["apart"])
+    assert_same(found["shared inside"], found["apart"])

@@ -8,7 +8,8 @@ training", section 3.2). Scales are powers of two: no bit of a gradient that is 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,11 +40,30 @@ GROWTH_INTERVAL = 2000
 """Steps without an overflow after which the scale is doubled."""
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of a forward pass: matrix products in bf16 or fp16; with fp8, the remaining ones in bf16."""
+def autocast(precision: str, device: torch.device, *, keeps_casts: bool = False) -> AbstractContextManager[object]:
+    """Return the context of a forward pass: matrix products in bf16 or fp16; with fp8, the remaining ones in bf16.
+
+    Args:
+        keeps_casts: Weights keep their copies of 16 bits until a block of `casts_kept` ends. No bit changes if each
+            weight is used once in a pass, and in none without gradient.
+    """
     dtype = _AUTOCAST.get(precision)
     # The cache would keep a copy of every weight until the forward pass ends, for weights that are used twice.
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=False)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keeps_casts)
+
+
+@contextmanager
+def casts_kept(device: torch.device) -> Iterator[None]:
+    """Let weights keep their casts from one forward pass to the next, while they do not change.
+
+    The gradient of each pass is still cast and added in fp32: the cast has no tensors to free after a backward pass.
+    """
+    try:
+        # PyTorch empties the cache where the outermost of its contexts ends.
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.clear_autocast_cache()  # also if a caller's own context goes on
 
 
 def muon_products(precision: str) -> torch.dtype:
