@@ -143,9 +143,9 @@ def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         attend(q, k, v, Positions(*tables, **({"is_causal": True} | how)))
         return bool(used)
 
-    monkeypatch.setattr(attention, "_BF16_TILES", True)
+    monkeypatch.setattr(attention, "_by_products", False)
     assert not uses() and not uses(dtype=torch.bfloat16), "PyTorch's kernel is faster there"
-    monkeypatch.setattr(attention, "_BF16_TILES", False)
+    monkeypatch.setattr(attention, "_by_products", True)
     assert uses() and uses(dtype=torch.bfloat16)
     assert not uses(dtype=torch.float16) and not uses(length=15), "no faster there"
     assert not uses(mask=torch.ones(32, 32, dtype=torch.bool).tril(), is_causal=False)

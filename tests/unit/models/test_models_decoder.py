@@ -223,7 +223,7 @@ def test_offload_keeps_the_inputs_of_layers_and_no_other_tensor_in_host_memory(m
 def test_selective_checkpointing_computes_every_second_product_again_and_no_attention(
     tiles: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_BF16_TILES", tiles)
+    monkeypatch.setattr(attention, "_by_products", not tiles)
 
     class Called(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -25,7 +25,7 @@ _VARLEN_MAX_HEAD_DIM = 256
 # For fewer positions the call overhead of `causal_attention` exceeds its computation.
 _PRODUCT_LENGTH = 16
 # Evaluated at import: torch.compile cannot trace this call.
-_BF16_TILES = has_bf16_tiles()
+_by_products = not has_bf16_tiles()
 
 
 class PackedDocuments(NamedTuple):
@@ -282,12 +282,23 @@ def _causal_mask(q: torch.Tensor) -> torch.Tensor:
     return torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
 
 
-def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Return whether `causal_attention` computes causal attention of (B, T, heads, H) to (B, S, kv_heads, H).
+def attends_by_products() -> bool:
+    """Return whether this process computes causal attention on the CPU by products.
 
-    On processors that multiply bf16 in tiles it does not, since PyTorch's kernel is faster there, in fp32 too.
+    At first it does not on processors that multiply bf16 in tiles: PyTorch's kernel is mostly faster there.
     """
-    if q.device.type != "cpu" or is_dtensor(q) or _BF16_TILES:
+    return _by_products
+
+
+def choose_products(by_products: bool) -> None:
+    """Choose how this process computes causal attention on the CPU from now on; the bits depend on it."""
+    global _by_products
+    _by_products = by_products
+
+
+def has_causal_products(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Return whether `causal_attention` computes causal attention of (B, T, heads, H) to (B, S, kv_heads, H)."""
+    if q.device.type != "cpu" or is_dtensor(q) or not _by_products:
         return False
     return q.dtype in (torch.float32, torch.bfloat16) and _PRODUCT_LENGTH <= q.shape[1] == k.shape[1]
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from headway.models.layers.attention import attends_by_products, choose_products
 from headway.parallel.world import abort_groups
 from headway.training.setup.determinism import determinism_restored
 
@@ -23,6 +24,7 @@ def restore_process_state() -> Iterator[None]:
     """Restore the caller's process at the end: switches, threads, random state, environment, process groups."""
     environment = dict(os.environ)
     threads = torch.get_num_threads()
+    by_products = attends_by_products()
     grouped = dist.is_initialized()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices), determinism_restored():
@@ -36,6 +38,7 @@ def restore_process_state() -> Iterator[None]:
             if dist.is_initialized() and not grouped:  # DeepSpeed creates one even for a single worker
                 dist.destroy_process_group()
             torch.set_num_threads(threads)
+            choose_products(by_products)
             for name in {name for name in os.environ if name.startswith("NCCL_") or name in _ADDED}:
                 if name not in environment:
                     del os.environ[name]

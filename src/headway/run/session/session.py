@@ -15,13 +15,14 @@ from headway.config import Config, LaneGrid, MeshShape
 from headway.core.alerts import alerting
 from headway.core.code_identity import object_identity
 from headway.core.console import is_first_worker, log_to, warning
+from headway.models.layers.attention import choose_products
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.assemble import assemble
 from headway.run.session.attempt import attempt_scope
-from headway.run.session.compiled import decide_compile
 from headway.run.session.grid import choose_micro_batch, choose_threads, try_memory
 from headway.run.session.join import join_workers
 from headway.run.session.joined import Joined, join_attempt, nothing_to_do
+from headway.run.session.measured_choices import decide_attention, decide_compile
 from headway.run.session.preflight import RunPlan
 from headway.run.session.records import (
     checkpoint_context,
@@ -106,13 +107,15 @@ def _train(
     # How this machine computes it.
     proofs = prove_model(assembled, start.info.context if start.info else None)
     assembled = choose_micro_batch(assembled, start.info)
+    by_products = decide_attention(assembled, start.info)
+    choose_products(by_products)
     compiled = decide_compile(assembled, start.info)
     if compiled:
         compile_model(joined.config.parallel, joined.task.model, joined.config.train.compile_mode)
     try_memory(assembled)
 
     # What it records.
-    choices = {"threads": threads, "compiled": compiled}
+    choices = {"threads": threads, "compiled": compiled, "attention_by_products": by_products}
     context = {**checkpoint_context(joined, assembled, start), **choices, **proofs, **left_out}
     evaluations = evaluation_history(joined, start, assembled.state.cursor.step, context)
     notices = NoticeReader(joined.attempt.directory)

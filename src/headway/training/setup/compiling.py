@@ -7,11 +7,12 @@ compiled is part of its state: the first attempt decides, and checkpoints keep t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
 from headway.core.files.paths import user_cache
 from headway.core.format import format_seconds
-from headway.models.layers.attention import Positions
+from headway.models.layers.attention import Positions, attends_by_products
 from headway.models.layers.layer import Layer
 from headway.models.layers.rope import rotary_tables
 from headway.models.shape import Shape
@@ -34,6 +35,8 @@ from headway.telemetry.arithmetic import onednn_multiplies_fp32
 from headway.telemetry.hardware import cpu_kind, device_name
 from headway.training.setup.compiler_start import start_compiler
 from headway.training.setup.precision import apply_precision, autocast
+
+Measured = TypeVar("Measured")
 
 #: A run whose layers take less time than this in total is not worth a trial, which takes about half a minute.
 _LEAST_SECONDS = 300.0
@@ -124,11 +127,11 @@ def compiling_pays(
     """
     shape = Shape.of(model)
     file = user_cache() / "compile.json"
-    known = _read_cache(file)
+    known = kept_measurements(file, Gain)
     key = _key(model, train, determinism, device, rows)
     layers = shape.layers * micro_batches
     if key in known:
-        gain = Gain(**known[key])
+        gain = known[key]
     else:
         try:
             trial = _Trial(model, train, device, rows)
@@ -144,9 +147,7 @@ def compiling_pays(
             what = next(iter(str(error).strip().splitlines()), "no message")
             warning(f"not compiled: {type(error).__name__}: {what}")
             return False
-        with suppress(OSError):  # a home directory that is not writable
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, {**known, key: asdict(gain)})
+        keep_measurements(file, {**known, key: gain})
     change = f"{gain.eager_seconds * 1e3:.1f} ms, compiled {gain.compiled_seconds * 1e3:.1f} ms"
     pays = gain.pays(layers)
     notice(f"{'compiled' if pays else 'not compiled'}: a layer takes {change} ({file})")
@@ -215,16 +216,23 @@ def _key(model: ModelConfig, train: TrainConfig, determinism: str, device: torch
             "threads": torch.get_num_threads(),
             "device": cpu_kind() if device.type == "cpu" else device_name(device),
             "determinism": determinism,
+            "by_products": attends_by_products(),
             "by_onednn": device.type == "cpu" and onednn_multiplies_fp32(),
             "torch": torch.__version__,
         }
     )
 
 
-def _read_cache(file: Path) -> dict[str, dict[str, float]]:
-    """Return the cached measurements; nothing if they cannot be read, since they can be measured again."""
+def kept_measurements(file: Path, kind: Callable[..., Measured]) -> dict[str, Measured]:
+    """Return the measurements in a file of the user's cache; none if it cannot be read: they can be made again."""
     try:
-        known = read_json_object(file)
-        return {key: asdict(Gain(**value)) for key, value in known.items()}
+        return {key: kind(**value) for key, value in read_json_object(file).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def keep_measurements(file: Path, known: Mapping[str, Any]) -> None:
+    """Write measurements, which are dataclasses, to a file of the user's cache, if it can be written."""
+    with suppress(OSError):  # a home directory that is not writable
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {key: asdict(value) for key, value in known.items()})
