@@ -15,7 +15,7 @@ from headway.config.schema import OptimizerConfig
 from headway.core.types import Fusion
 from headway.models.build import build_model
 from headway.models.decoder import Decoder
-from headway.training.optimizer import build_optimizer
+from headway.training.optimizer import build_optimizer, muon
 from headway.training.optimizer.adafactor import ProjectionAdafactor
 from headway.training.optimizer.muon import ProjectionMuon
 from support.projections import apart, distance, exact
@@ -173,3 +173,35 @@ def test_matrices_of_one_projection_have_the_bits_of_pytorchs() -> None:
         ours.grad = gradient.clone()
         optimizer.step()
     assert torch.equal((ours.detach() - start).double(), of_pytorch(start, gradients))
+
+
+def test_small_matrices_of_one_shape_share_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of fused matrices, tall ones, and as many as a batch may take; large ones and others stay apart."""
+    monkeypatch.setattr(muon, "_BATCH_ROWS", 16)
+    monkeypatch.setattr(muon, "_BATCH_ELEMENTS", 2000)
+    shapes = [(8, 24), (24, 8), (8, 24), (24, 8), (16, 24), (8, 40), (17, 20), (17, 20), (8, 24), (8, 24)]
+    generator = torch.Generator().manual_seed(2)
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
+    gradients = [torch.randn(shape, generator=generator) for shape in shapes]
+    sizes, ends = list[torch.Size](), []
+    batch = muon.orthogonalized_batch
+    monkeypatch.setattr(muon, "orthogonalized_batch", lambda x, group: (sizes.append(x.shape), batch(x, group))[1])
+    for batches in (True, False):
+        weights = [nn.Parameter(tensor.clone()) for tensor in start]
+        fused = {weights[4]: Fusion((4, 4), 2)}
+        optimizer = ProjectionMuon(weights, torch.bfloat16, fused, batches=batches, lr=RATE)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.clone()
+        optimizer.step()
+        ends.append([weight.detach() for weight in weights])
+    assert [tuple(size) for size in sizes] == [(4, 8, 24), (2, 24, 8), (2, 8, 24)]
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=RATE * 0.02)
+
+
+def test_matrices_share_products_unless_their_bits_must_not_depend_on_others() -> None:
+    model = nn.Sequential(nn.Embedding(4, 8), *(nn.Linear(8, 8) for _ in range(3)))
+    config = OptimizerConfig.model_validate({"name": "muon", "learning_rate": RATE})
+    for elastic in (False, True):
+        parts = build_optimizer(config, model, torch.device("cpu"), elastic=elastic).parts  # type: ignore[attr-defined]
+        assert parts[1].shares_products is not elastic

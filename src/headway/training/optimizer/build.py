@@ -243,7 +243,8 @@ def build_muon(inputs: OptimizerInputs) -> Optimizer:
             "adjust_lr_fn": "match_rms_adamw",
         }
         chosen = hidden.groups() if hidden.own else hidden.parameters
-        parts.append(ProjectionMuon(chosen, inputs.products, hidden.known_fusions(), **options))
+        fusions = hidden.known_fusions()
+        parts.append(ProjectionMuon(chosen, inputs.products, fusions, batches=not inputs.elastic, **options))
     return parts[0] if len(parts) == 1 else Combined(parts)
 
 
