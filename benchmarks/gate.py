@@ -86,6 +86,15 @@ COMPARISONS: dict[str, Comparison] = {
          "--steps", "12", "--warmup", "3"),
         {"speed: the best loop by hand": Ratio(("medians", "ceiling", "headway_speed_ratio"))},
     ),
+    "continue": Comparison(
+        "train/continue_model.py",
+        ("--eager", "--rows", "4", "--steps", "5"),
+        {
+            "a pretrained model: the best peer": Ratio(("ratios", "full", "headway")),
+            "with an adapter: the best peer": Ratio(("ratios", "lora", "headway")),
+        },
+        needs=("transformers", "peft", "accelerate"),
+    ),
     "checkpoint": Comparison(
         "checkpoint/save.py",
         ("--megabytes", "100", "--rounds", "3"),

@@ -60,6 +60,14 @@ def write_model(shape: str, folder: Path, device: str) -> None:
     model.save_pretrained(folder)
 
 
+def write_tokenizer(arguments: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Train a tokenizer into the model's folder: Headway continues no model without one."""
+    file = arguments.model.parent / "tokenizer.yaml"
+    file.write_text(yaml.safe_dump({"data": {**data, "tokenizer": {"vocab_size": 1024}}}))
+    command = ["headway", "tokenizer", "train", file, "-o", arguments.model]
+    subprocess.run([sys.executable, "-m", *map(str, command)], check=True, capture_output=True)
+
+
 def peer_model(arguments: argparse.Namespace) -> Any:
     """Load the model as the peers' documentation does: the frozen base in bf16, trained weights in fp32."""
     from transformers import AutoModelForCausalLM
@@ -152,15 +160,13 @@ def run_trainer(arguments: argparse.Namespace) -> dict[str, Any]:
 def run_headway(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train by `headway train`, and read the run's metrics."""
     cuda = arguments.device == "cuda"
+    data = {"sources": [{"path": "stdlib:", "limit": "8 MB"}], "bad_documents": "skip"}
+    if not (arguments.model / "tokenizer.json").exists():
+        write_tokenizer(arguments, data)
     config = {
         "name": arguments.kind,
         "runs": str(folder / "runs"),
-        "data": {
-            "sources": [{"path": "stdlib:", "limit": "8 MB"}],
-            "store": str(folder / "store"),
-            "bad_documents": "skip",
-            "tokenizer": {"vocab_size": 1024},
-        },
+        "data": {**data, "store": str(folder / "store")},
         "model": {
             "from_pretrained": str(arguments.model),
             "adapter": {"rank": RANK, "alpha": RANK} if arguments.kind == "lora" else None,
@@ -182,7 +188,8 @@ def run_headway(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     file = folder / f"{arguments.kind}.yaml"
     file.write_text(yaml.safe_dump(config))
-    done = subprocess.run([sys.executable, "-m", "headway", "train", str(file)], capture_output=True, text=True)
+    words = [sys.executable, "-m", "headway", "train", str(file), "--restart"]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         return {"n/a": f"exit {done.returncode}: {done.stderr.strip()[-500:]}"}
     lines = (folder / "runs" / arguments.kind / "metrics.jsonl").read_text().splitlines()
@@ -205,16 +212,30 @@ def contend(name: str, kind: str, arguments: argparse.Namespace, folder: Path) -
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def median_round(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the round of the median speed; one that failed if any has."""
+    failed = [one for one in rounds if "n/a" in one]
+    by_speed = sorted(rounds, key=lambda one: one.get("tokens_per_second", 0.0))
+    return failed[0] if failed else by_speed[len(by_speed) // 2]
+
+
+def ratios_of(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the speeds relative to the fastest peer's; none without a peer."""
+    speeds = {name: one["tokens_per_second"] for name, one in found.items() if "n/a" not in one}
+    best = max((speed for name, speed in speeds.items() if name != "headway"), default=None)
+    return {} if best is None else {name: speed / best for name, speed in speeds.items()}
+
+
 def show(results: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print a table for people, with ratios to the fastest peer."""
     print(f"{'kind':6}{'contender':12}{'tok/s':>10}{'peak GiB':>10}{'ratio':>8}")
     for kind, found in results.items():
-        peers = [one["tokens_per_second"] for name, one in found.items() if name != "headway" and "n/a" not in one]
+        ratios = ratios_of(found)
         for name, one in found.items():
             if "n/a" in one:
                 print(f"{kind:6}{name:12}  n/a: {one['n/a']}")
                 continue
-            ratio = f"{one['tokens_per_second'] / max(peers):.2f}" if peers else "n/a"
+            ratio = f"{ratios[name]:.2f}" if ratios else "n/a"
             peak = f"{one['peak_gib']:.1f}" if one["peak_gib"] is not None else "n/a"
             print(f"{kind:6}{name:12}{one['tokens_per_second']:10,.0f}{peak:>10}{ratio:>8}")
 
@@ -233,6 +254,7 @@ def main() -> None:
     parser.add_argument("--sequence-length", type=int, default=256)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="of all contenders in turns; medians are shown")
     parser.add_argument("--output", type=Path, help="also write everything as JSON")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
@@ -249,16 +271,19 @@ def main() -> None:
         write_model(arguments.shape, arguments.model, arguments.device)
         torch.cuda.empty_cache()
         for kind in arguments.kinds:
-            results[kind] = {}
-            for contender in arguments.contenders:
-                print(f"{kind}: {contender} ...", file=sys.stderr, flush=True)
-                results[kind][contender] = contend(contender, kind, arguments, folder)
+            found: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.contenders}
+            for _ in range(arguments.rounds):
+                for contender, rounds in found.items():
+                    print(f"{kind}: {contender} ...", file=sys.stderr, flush=True)
+                    rounds.append(contend(contender, kind, arguments, folder))
+            results[kind] = {name: median_round(rounds) for name, rounds in found.items()}
     show(results)
     if arguments.output:
         device = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"
         facts = {"device": device, "torch": torch.__version__, "threads": torch.get_num_threads()}
         setting = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-        report = {"machine": facts, "settings": setting, "results": results}
+        ratios = {kind: ratios_of(found) for kind, found in results.items()}
+        report = {"machine": facts, "settings": setting, "results": results, "ratios": ratios}
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from headway.models.hub.quantized import QuantizedLinear
 from headway.models.hub.router_loss import balance_loss
 from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
 from headway.training.optimizer import build_optimizer, set_learning_rate
+from headway.training.setup.precision import autocast
 from headway.training.task import language_model_loss
 from support.families import VOCAB, write_family
 
@@ -49,6 +51,43 @@ def test_a_model_of_transformers_keeps_what_it_declares(family: str, keys: dict[
     model = _model(write_family(family, tmp_path / "model"), **keys)
     model.loss_from_hidden = family != "mixtral"
     check_model(model, language_model_loss, _batch())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_adapter_computes_what_peft_computes_in_one_product(precision: str, tmp_path: Path) -> None:
+    """Also its copy does, which has weights of its own, and the model without the adapter."""
+    model = _model(write_family("qwen3", tmp_path / "model"), adapter={"rank": 2, "alpha": 6})
+    for name, p in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(p, std=0.1)
+    plain = copy.deepcopy(model)
+    layers = [module for module in plain.modules() if "forward" in vars(module)]
+    assert len(layers) == 7 * len(model.layers())
+    for layer in layers:
+        del layer.forward
+    batch = _batch()
+    with autocast(precision, torch.device("cpu")):
+        with torch.profiler.profile() as ours:
+            gradients = _gradients(model, batch, 2)
+        with torch.profiler.profile() as theirs:
+            expected = _gradients(plain, batch, 2)
+        with model.network.disable_adapter(), torch.no_grad():
+            without = model(batch["ids"])
+            with plain.network.disable_adapter():
+                assert torch.equal(without, plain(batch["ids"]))
+    tolerance = 1e-4 if precision == "fp32" else 0.1
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=tolerance, atol=tolerance)
+    calls = [{event.key: event.count for event in found.key_averages()} for found in (ours, theirs)]
+    assert calls[0]["aten::addmm"] >= len(layers) and "aten::addmm" not in calls[1]
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        before = model(batch["ids"])
+        for p in copied.parameters():
+            if p.requires_grad:
+                p.zero_()
+        assert torch.equal(copied(batch["ids"]), copied.network.base_model.model(batch["ids"]).logits)
+        assert torch.equal(model(batch["ids"]), before) and not torch.allclose(copied(batch["ids"]), before)
 
 
 def _gradients(model: TransformersModel, batch: dict[str, torch.Tensor], at_once: int) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from difflib import get_close_matches
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from headway.core.errors import ConfigError
 from headway.core.random import derive_seed
 from headway.core.requirements import install_command
+from headway.core.startup.dtensors import is_dtensor
 
 if TYPE_CHECKING:
     from headway.config.sections.pretrained import AdapterConfig
@@ -56,7 +58,39 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
                 fix=f"targets: layers that can have one: {', '.join(_linear_names(network))}",
             ) from error
     _check_targets(adapted, config.targets)
+    _add_in_products(adapted)
     return adapted
+
+
+def _add_in_products(adapted: Any) -> None:
+    """Let plain adapters add what they compute to their layer's output within their second product.
+
+    peft computes y + (h B^T) * scale in three operations over matrices as large as y, and differentiates each of them.
+    """
+    from peft.tuners.lora import Linear
+
+    for module in adapted.modules():
+        is_plain = type(module) is Linear and len(module.lora_A) == 1 and not module.lora_variant
+        if is_plain and all(second.bias is None for second in module.lora_B.values()):
+            module.forward = MethodType(_forward, module)
+
+
+def _forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute a linear layer with one adapter, (..., inputs) -> (..., outputs); see `_add_in_products`."""
+    (name,) = self.lora_A
+    first = self.lora_A[name]
+    second = self.lora_B[name]
+    is_cast = torch.is_autocast_enabled(x.device.type)
+    is_plain = self.active_adapters == [name] and not (self.disable_adapters or self.merged or args or kwargs)
+    # The second matrix is read below without a call of its module, which may gather or convert it.
+    is_here = type(second) is nn.Linear and not second._forward_pre_hooks and not is_dtensor(second.weight)
+    if torch.compiler.is_compiling() or not (is_plain and is_here and (is_cast or x.dtype == first.weight.dtype)):
+        found: torch.Tensor = type(self).forward(self, x, *args, **kwargs)
+        return found
+    y = self.base_layer(x)
+    h = first(self.lora_dropout[name](x))
+    sums = torch.addmm(y.flatten(0, -2), h.flatten(0, -2), second.weight.t(), alpha=self.scaling[name])
+    return sums.view(y.shape)
 
 
 def _past_adapters(network: Any) -> list[str] | None:
@@ -113,7 +147,9 @@ def load_adapter(network: Any, folder: Path) -> Any:
     Raises:
         ConfigError: peft is missing.
     """
-    return _peft().PeftModel.from_pretrained(network, folder, is_trainable=True, local_files_only=True)
+    adapted = _peft().PeftModel.from_pretrained(network, folder, is_trainable=True, local_files_only=True)
+    _add_in_products(adapted)
+    return adapted
 
 
 def _peft() -> Any:
