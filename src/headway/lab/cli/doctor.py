@@ -66,7 +66,7 @@ def doctor(
     export: Annotated[bool, typer.Option("--export", help="Print the NCCL profile as shell commands instead.")] = False,
     disk: Annotated[bool, typer.Option("--disk", help="Also write and sync 64 MiB in each folder.")] = False,
     arithmetic: Annotated[
-        bool, typer.Option("--arithmetic", help="Also multiply matrices in fp32 and bf16; loads PyTorch.")
+        bool, typer.Option("--arithmetic", help="Also multiply matrices and update weights; loads PyTorch.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

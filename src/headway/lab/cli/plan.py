@@ -31,7 +31,7 @@ from headway.lab.plan.offers import as_json as forecasts_as_json
 from headway.lab.plan.offers import forecasts, measured_goodput
 from headway.lab.plan.prepare import make_plan
 from headway.lab.plan.recommend import USABLE_SHARE, command
-from headway.lab.plan.speed import RANGE, assumptions
+from headway.lab.plan.speed import RANGE, assumptions, host_bandwidth
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +87,15 @@ def plan(
             help="Memory of one accelerator in GiB, if it is unknown or not the usual one.",
         ),
     ] = None,
+    host_memory_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--host-memory-gib",
+            min=0.1,
+            help="Host memory of one machine in GiB; what this machine allows when not given.",
+            show_default=False,
+        ),
+    ] = None,
     tokens_per_second: Annotated[
         float | None,
         typer.Option(
@@ -121,18 +130,22 @@ def plan(
 
     given = list(overrides or [])
     if (own := _task_of_its_own(config, given)) is not None:
-        elsewhere = {"--gpus": gpus, "--memory-gib": memory_gib, "--tokens-per-second": tokens_per_second}
-        _plan_task(own, {**elsewhere, "--deadline": deadline, "--budget": budget}, as_json)
+        elsewhere = {"--gpus": gpus, "--memory-gib": memory_gib, "--host-memory-gib": host_memory_gib}
+        limited = {"--tokens-per-second": tokens_per_second, "--deadline": deadline, "--budget": budget}
+        _plan_task(own, {**elsewhere, **limited}, as_json)
         return
-    if gpus is None or gpus.strip().lower() == "cpu":
+    here = gpus is None or gpus.strip().lower() == "cpu"
+    if here:
         _check_options_of_machines(per_node, interconnect)
         loaded, given = _load_any_micro_batch(config, given)
         accelerators = gpus is None and loaded.train.device != "cpu"
-        machines = this_machine(loaded.parallel.workers, accelerators, memory_gib=memory_gib)
+        given_gib = {"memory_gib": memory_gib, "host_gib": host_memory_gib}
+        machines = this_machine(loaded.parallel.workers, accelerators, **given_gib)
     else:
-        machines = parse_machines(gpus, per_node, interconnect, memory_gib)
+        assert gpus is not None
+        machines = parse_machines(gpus, per_node, interconnect, memory_gib, host_gib=host_memory_gib)
         loaded, given = _load_any_micro_batch(config, [*given, f"parallel.workers={machines.count}"])
-    made = make_plan(loaded, machines, tokens_per_second)
+    made = make_plan(loaded, machines, tokens_per_second, here=here)
     found = [] if limits is None else _forecasts(made, loaded, others, config, overrides or [])
     if as_json:
         print_json({**made.as_json(), **({} if limits is None else {"offers": forecasts_as_json(found)})})
@@ -219,7 +232,7 @@ def _forecasts(
     goodput = measured_goodput(loaded.runs)
     found = forecasts(made, goodput, price_of(loaded.cost, loaded.usd_per_hour, made.machines.count))
     for name in others:
-        machines = parse_machines(name)
+        machines = parse_machines(name, host_gib=made.machines.host_gib)
         try:
             other, _ = _load_any_micro_batch(config, [*overrides, f"parallel.workers={machines.count}"])
             found += forecasts(make_plan(other, machines), goodput)
@@ -342,7 +355,7 @@ def _print_plan(made: Plan, config_name: str, overrides: Sequence[str]) -> None:
 
 def _print_options(made: Plan) -> None:
     headers = ["", "STRATEGY", "CHECKPOINTING", "ROWS", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "BUFFERS",
-               "COMM", "PEAK", "RESERVE", "FITS", "TOKENS/S", "MFU", "TIME", "WITH"]  # fmt: skip
+               "COMM", "PEAK", "RESERVE", "HOST", "FITS", "TOKENS/S", "MFU", "TIME", "WITH"]  # fmt: skip
     chosen = made.recommendation.option
     second = made.recommendation.runner_up
     added = [option for option in (chosen, second) if option is not None and option not in made.table]
@@ -351,9 +364,10 @@ def _print_options(made: Plan) -> None:
         for option in (*made.table, *added)
         if option.memory is not None
     ]
-    print_table(headers, lines, numeric=[*range(3, 12), 13, 14, 15])
+    print_table(headers, lines, numeric=[*range(3, 13), 14, 15, 16])
     print_line(
-        "each row: the peak of a step, on the worker that needs most; RESERVE: what allocator and NCCL hold besides"
+        "each row: the peak of a step, on the worker that needs most; RESERVE: what allocator and NCCL hold besides;"
+        " HOST: memory of every machine"
     )
     if chosen is not None:
         print_line(f"*: recommended{'' if second is None else '; +: runner-up'}")
@@ -374,6 +388,7 @@ def _line(made: Plan, option: Option) -> list[str]:
         *(format_bytes(count) for count in option.memory.peak.parts.values()),
         format_bytes(option.memory.peak_bytes),
         format_bytes(option.memory.reserve_bytes),
+        format_bytes(made.host_bytes(option) or None),
         {True: "yes", False: "no", None: "n/a"}[option.fits],
         _about(made.tokens_per_second(option)),
         _percent(made.mfu(option)),
@@ -387,6 +402,7 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
     reason = made.recommendation.reason
     if chosen is None:
         print_line(f"no recommendation: {reason}")
+        _print_memory(made, made.own)
         return
     hours = made.hours(chosen)
     energy = made.energy_kwh(chosen)
@@ -401,9 +417,7 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
     free = "neither cost.usd_per_hour nor cost.offer is set" if made.price is None else "the speed is unknown"
     print_line(f"recommended: {' '.join(chosen.overrides)}")
     print_line(f"  because  {reason}")
-    left = made.headroom_bytes(chosen)
-    room = "" if left is None else f", {format_bytes(left)} left of what is usable"
-    print_line(f"  memory   {format_bytes(chosen.memory.peak_bytes)} per worker{room}, {chosen.layout.mesh}")
+    _print_memory(made, chosen)
     print_line(f"  speed    {_speed(made, chosen)} tokens/s, MFU about {_percent(made.mfu(chosen))}")
     print_line(f"  time     {_time(made, hours)}")
     print_line(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
@@ -418,6 +432,38 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
     room = f"plans may fill {USABLE_SHARE:.0%} of the memory; the rest is for driver, communication and fragmentation"
     for line in (room, *(assumptions(made.machines) if chosen.speed is not None else ())):
         print_line(f"  - {line}")
+
+
+def _print_memory(made: Plan, option: Option) -> None:
+    """Print what an option needs of what there is: on the device, in host memory and on disk."""
+    if option.memory is None or option.layout is None:
+        return
+    left = made.headroom_bytes(option)
+    if left is None:
+        room = ""
+    elif left < 0:
+        room = f", {format_bytes(-left)} more than is usable"
+    else:
+        room = f", {format_bytes(left)} left of what is usable"
+    print_line(f"  memory   {format_bytes(option.memory.peak_bytes)} per worker{room}, {option.layout.mesh}")
+    if option.memory.host.total:
+        gib = made.machines.host_gib
+        available = "unknown (give it with --host-memory-gib)" if gib is None else f"{gib:,.1f} GiB"
+        parts = {name: count * made.machines.per_node for name, count in option.memory.host.parts.items() if count}
+        words = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
+        print_line(f"  host     {format_bytes(made.host_bytes(option))} of {available} on every machine: {words}")
+    seconds = made.host_update_seconds(option)
+    if seconds is not None:
+        rate = f"{host_bandwidth(made.machines) / 1e9:.3g} GB/s"
+        known = (
+            "as measured" if made.machines.host_bytes_per_second else "assumed; headway doctor --arithmetic measures it"
+        )
+        print_line(f"  update   {format_seconds(seconds)} in host memory at {rate} ({known})")
+    disk = made.disk
+    free = "" if disk.free_bytes is None else f", {format_bytes(disk.free_bytes)} free"
+    more = f", and those of {', '.join(disk.uncounted)}" if disk.uncounted else ""
+    each = f"{disk.checkpoints} checkpoints of {format_bytes(disk.checkpoint_bytes)}{more}"
+    print_line(f"  disk     {format_bytes(disk.total_bytes)} for {each}{free}")
 
 
 def _about(value: float | None) -> str:

@@ -27,6 +27,7 @@ from headway.parallel.interconnect import Interconnect, read_interconnect
 from headway.parallel.nccl import Profile, choose_profile, with_topology
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import Driver, read_driver
+from headway.telemetry.host_updates import measure_host_updates
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -44,7 +45,7 @@ class Examination:
     """Level of determinism of the planned runs."""
     write_test: bool = False
     arithmetic: bool = False
-    """Measure matrix products, which imports PyTorch."""
+    """Measure matrix products and updates in host memory, which imports PyTorch."""
     config: Config | None = None
     """Config of a run whose remote tier is examined too."""
     software: Software | None = None
@@ -92,7 +93,7 @@ class Examination:
             "Network": lambda: examine_network(self.interconnect),
             "NCCL profile": lambda: [self._profile_finding()],
             "Processor": lambda: examine_processor(machine, cpu_bf16_speed if self.arithmetic else None),
-            "Memory": lambda: examine_memory(machine),
+            "Memory": lambda: examine_memory(machine, measure_host_updates if self.arithmetic else None),
             "Storage": lambda: examine_storage(machine, self.folders, write=self.write_test),
             "Remote tier": lambda: examine_lifecycle(self.config) if self.config is not None else (),
             "Clock": lambda: examine_clock(machine),

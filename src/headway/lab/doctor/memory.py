@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headway.core.format import format_bytes
@@ -19,8 +19,13 @@ _SHM_ENOUGH_BYTES = 2**30
 _LOW_SHARE = 0.1
 
 
-def examine_memory(machine: Machine) -> Iterator[Finding]:
-    """Examine total and free memory, its limit, swap and /dev/shm."""
+def examine_memory(machine: Machine, updates: Callable[[], float | None] | None = None) -> Iterator[Finding]:
+    """Examine total and free memory, its limit, swap and /dev/shm.
+
+    Args:
+        machine: The machine to examine.
+        updates: Measures and keeps the bytes per second of AdamW updates in this memory; None if it cannot.
+    """
     found = host_memory(machine)
     if found is None:
         yield Finding("note", "the amount of memory could not be determined", "/proc/meminfo")
@@ -43,6 +48,8 @@ def examine_memory(machine: Machine) -> Iterator[Finding]:
         yield Finding("ok", text, where)
     yield from _swap(meminfo(machine))
     yield from _shared_memory(machine)
+    if updates is not None:
+        yield _updates(updates())
 
 
 def _swap(facts: dict[str, int]) -> Iterator[Finding]:
@@ -57,6 +64,13 @@ def _swap(facts: dict[str, int]) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"swap: {format_bytes(total)}" if total else "no swap", "/proc/meminfo")
+
+
+def _updates(rate: float | None) -> Finding:
+    if rate is None:
+        return Finding("warning", "AdamW updates in host memory could not be measured", "python -c 'import torch'")
+    text = f"AdamW updates in host memory move {rate / 1e9:.1f} GB/s with all cores; kept for headway plan"
+    return Finding("ok", text, "measured")
 
 
 def _shared_memory(machine: Machine) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from headway.core.errors import ConfigError
 from headway.core.machine.memory import allowed_bytes
 from headway.core.machine.system import Machine
 from headway.telemetry.hardware import cpu_name, local_accelerators, peak_flops
+from headway.telemetry.host_updates import kept_host_updates
 
 #: GB/s in one direction of a slot with 16 lanes, by generation (PCI-SIG base specifications 3.1, 4.0, 5.0).
 _PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
@@ -145,6 +146,10 @@ class Machines:
     per_node: int
     network: Network | None
     """None for a single machine."""
+    host_gib: float | None = None
+    """Memory of one machine that its workers may use, besides that of accelerators; None if unknown."""
+    host_bytes_per_second: float | None = None
+    """Bandwidth of updates in that memory, all workers together; None if it was not measured."""
 
     @property
     def nodes(self) -> int:
@@ -171,7 +176,12 @@ class Machines:
 
 
 def parse_machines(
-    text: str, per_node: int | None = None, interconnect: str | None = None, memory_gib: float | None = None
+    text: str,
+    per_node: int | None = None,
+    interconnect: str | None = None,
+    memory_gib: float | None = None,
+    *,
+    host_gib: float | None = None,
 ) -> Machines:
     """Parse machines as the user types them: "8xH100", "64 x A100-40GB", "L4".
 
@@ -179,6 +189,7 @@ def parse_machines(
         per_node: Accelerators per machine; by default 8, or all of them if there are fewer.
         interconnect: Key of `NETWORKS`; by default that of the vendor's machine, or Ethernet.
         memory_gib: Memory of an accelerator, instead of what is known; the speed of an unknown one remains unknown.
+        host_gib: Memory of a machine besides that of its accelerators.
 
     Raises:
         ConfigError: the text cannot be parsed, the accelerator is unknown, machines would be unequal, or a single
@@ -203,7 +214,7 @@ def parse_machines(
             fix="leave it out, or give the accelerators of one machine with --per-node",
         )
     network = _network(accelerator, interconnect) if count > per_node else None
-    return Machines(accelerator, count, per_node, network)
+    return Machines(accelerator, count, per_node, network, host_gib)
 
 
 def _accelerator(name: str, memory_gib: float | None) -> Accelerator:
@@ -242,7 +253,12 @@ def _network(accelerator: Accelerator, interconnect: str | None) -> Network:
 
 
 def this_machine(
-    workers: int, accelerators: bool = True, machine: Machine | None = None, *, memory_gib: float | None = None
+    workers: int,
+    accelerators: bool = True,
+    machine: Machine | None = None,
+    *,
+    memory_gib: float | None = None,
+    host_gib: float | None = None,
 ) -> Machines:
     """Describe the accelerators of this machine, or its processor and available memory, divided by the workers.
 
@@ -251,10 +267,12 @@ def this_machine(
         accelerators: Look for accelerators.
         machine: Where to look for the available memory.
         memory_gib: Memory of an accelerator, or of a worker on the processor, instead of what is found.
+        host_gib: Memory besides that of accelerators, instead of what is found.
     """
     found = local_accelerators() if accelerators else []
+    allowed = host_gib or allowed_bytes(machine or Machine()) / 2**30
     if not found:
-        gib = memory_gib or allowed_bytes(machine or Machine()) / 2**30 / workers
+        gib = memory_gib or allowed / workers
         return Machines(Accelerator("cpu", cpu_name(), gib, None, None, "memory", None), workers, workers, None)
     name, gib = found[0]
     gib = memory_gib or gib
@@ -264,4 +282,4 @@ def this_machine(
         if known
         else Accelerator(name, name, gib, None, None, "an unknown link", None)
     )
-    return Machines(accelerator, len(found), len(found), None)
+    return Machines(accelerator, len(found), len(found), None, allowed, kept_host_updates())

@@ -24,6 +24,7 @@ from headway.config.derived.deepspeed import engine_settings
 from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.errors import ConfigError
 from headway.lab.plan.flat_buffers import FP64, Bucket, FlatGroup, backwards, flat_groups, owned
+from headway.lab.plan.host import BYTES_PER_UPDATE, REST_BYTES, HostPlan, staged_bytes
 from headway.lab.plan.live_parameters import LiveParameters, live_parameters
 from headway.lab.plan.memory_plan import Moment
 from headway.lab.plan.pass_memory import Passes
@@ -135,6 +136,38 @@ class EngineStep(Passes):
         """Factor of tensors in host memory: 1 if the device is the CPU or nothing is offloaded, else 0."""
         return 0 if self.zero.offloads and not self.on_cpu else 1
 
+    @cached_property
+    def _share(self) -> int:
+        """Bytes of this worker's part of the weights."""
+        workers = self.layout.mesh.data
+        if self.zero.stage == 3:  # every parameter is padded to a multiple of the workers
+            return sum(FP32_BYTES * -(-count // FP32_BYTES // workers) for count in self.stage.bytes.values())
+        return sum(group.share for group in flat_groups(self.stage.shapes, workers))
+
+    def host(self) -> HostPlan:
+        """Plan host memory on an accelerator; what is offloaded is what `_host` takes off the device."""
+        zero = self.zero
+        stage = self.stage
+        workers = self.layout.mesh.data
+        share = self._share
+        moments = self._moments_of_share(share)
+        saves = staged_bytes(self.config, share + moments)
+        if not zero.offloads:
+            return HostPlan(saves=saves, rest=REST_BYTES)
+        gradients = 2 * share
+        if zero.stage < 3:
+            sums = max(owned(flat_groups(stage.shapes, workers), workers))
+            gradients += stage.largest + (sums if zero.stage == 2 and self.accumulates else 0)
+        stored = sum(weight.element_bytes * -(-weight.elements // workers) for weight in stage.weights)
+        return HostPlan(
+            weights=share + (stored if zero.offloads_weights else 0),
+            gradients=gradients,
+            optimizer=moments,
+            saves=saves,
+            rest=REST_BYTES,
+            updated=BYTES_PER_UPDATE * share // FP32_BYTES,
+        )
+
     def _moments_of_share(self, share: int) -> int:
         """Return the bytes of the optimizer's moments for a share; it treats all elements alike."""
         return find_optimizer(self.config.optimizer.name).moment_bytes("", (share // FP32_BYTES,))
@@ -155,7 +188,7 @@ class EngineStep(Passes):
         workers = self.layout.mesh.data
         groups = flat_groups(stage.shapes, workers)
         flat = sum(group.total for group in groups)
-        share = flat // workers
+        share = self._share
         host = self._host
         offloads = zero.offloads
         largest = stage.largest
@@ -249,7 +282,7 @@ class EngineStep(Passes):
         workers = self.layout.mesh.data
         # Every parameter is padded to a multiple of the workers.
         parts = {name: FP32_BYTES * -(-count // FP32_BYTES // workers) for name, count in stage.bytes.items()}
-        share = sum(parts.values())
+        share = self._share
         host = self._host
         # Frozen weights are divided as well, in their own type.
         stored = [weight.element_bytes * -(-weight.elements // workers) for weight in stage.weights]

@@ -14,6 +14,7 @@ from headway.config.optimizers import FP32_BYTES, UpdateSizes, find_optimizer
 from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, masked_pairs
 from headway.lab.plan.deepspeed import EngineStep
+from headway.lab.plan.host import HostPlan, plan_host
 from headway.lab.plan.memory_plan import MemoryPlan, Moment
 from headway.lab.plan.pass_memory import Passes
 from headway.lab.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
@@ -61,7 +62,7 @@ def plan_memory(
         )
 
         sizes = pretrained_activations(config, model, layout, device)
-        stages = [pretrained_stage(config, model, layout)]
+        stages = [pretrained_stage(config, model)]
         # its passes make their own masks, if any
         tables = pretrained_buffers(config, model)
         pairs = 0
@@ -83,41 +84,26 @@ def plan_memory(
     # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     moments: list[Moment] = []
+    hosts: list[HostPlan] = []
     for stage in stages:
         lasting = batches + tables + pairs + stage.received * sizes.gradient
         on_cpu = device == "cpu"
         if layout.strategy.is_deepspeed:
             engine = EngineStep(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += engine.moments()
+            hosts.append(engine.host())
         else:
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()
+            hosts.append(plan_host(config, stage, layout))
     # Besides that of all workers, a communicator for each dimension with several of them.
-    offloads = config.optimizer.offload and device != "cpu"
     split = sum(size > 1 for size in layout.mesh.sizes.values())
     return MemoryPlan(
         [moment.plus(moment.name, weights=teacher) for moment in moments],
         communicators=1 + split if split and device != "cpu" else 0,
-        host_bytes=max(host_bytes(stage, layout, config.optimizer.name) for stage in stages) if offloads else 0,
+        host=HostPlan() if device == "cpu" else max(hosts, key=lambda host: host.total),
         caches=device != "cpu",
     )
-
-
-def host_bytes(stage: Stage, layout: Layout, optimizer: str) -> int:
-    """Return the bytes that a worker holds in host memory with `optimizer.offload`.
-
-    Besides the moments these are copies of its weights and of their gradients (`training/optimizer/offload.py`; shards
-    of both with `zero3`). DeepSpeed has one more copy of the gradients (`lab/plan/deepspeed.py`).
-    """
-    if layout.strategy.is_deepspeed:
-        workers = layout.mesh.data
-        return 3 * stage.shard(workers) + stage.shard_of_moments(workers, optimizer)
-    if layout.strategy.cuts_parameters:
-        shards = layout.shards
-        frozen = stage.frozen // shards
-        return 2 * stage.shard(shards) + stage.shard_of_moments(shards, optimizer) + frozen
-    owners = layout.mesh.replicas if layout.strategy.divides_update else 1
-    return 2 * stage.largest_share(owners) + stage.largest_moments(owners, optimizer)
 
 
 def _activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+
+from headway.lab.plan.host import HostPlan
 
 #: A channel's buffer for one direction, and the most channels of a communicator (NCCL's user guide, `NCCL_BUFFSIZE` and
 #: `NCCL_MAX_CTAS`).
@@ -49,8 +51,8 @@ class MemoryPlan:
     moments: Sequence[Moment]
     communicators: int = 0
     """Groups of workers with buffers in NCCL."""
-    host_bytes: int = 0
-    """Bytes in host memory of the worker that has most, with moments there."""
+    host: HostPlan = field(default_factory=HostPlan)
+    """Host memory of the worker that has most there; nothing where it is the device's memory."""
     caches: bool = False
     """Whether an allocator keeps freed blocks, as PyTorch's for CUDA does."""
 

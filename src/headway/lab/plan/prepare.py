@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.config import override
 from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
 from headway.core.errors import ConfigError
 from headway.cost.pricing import Price, price_of
+from headway.lab.plan.disk import DiskPlan, plan_disk
 from headway.lab.plan.layout import has_copied_experts
 from headway.lab.plan.recommend import (
     Option,
     Recommendation,
     deepspeed_listed,
+    host_fits,
     option,
     options,
     recommend,
     usable_bytes,
     why_no_deepspeed,
 )
-from headway.lab.plan.speed import assumptions
+from headway.lab.plan.speed import assumptions, host_bandwidth
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.hub.folder import settings_folder
 from headway.models.shape import embedding_rows
@@ -58,6 +60,7 @@ class Plan:
     """Why the table has none of DeepSpeed's strategies; None if it has some."""
     notes: tuple[str, ...]
     """Remarks that the names of strategies do not imply."""
+    disk: DiskPlan
 
     @property
     def scale(self) -> float | None:
@@ -92,6 +95,16 @@ class Plan:
             return None
         return self.usable_bytes - option.memory.peak_bytes
 
+    def host_bytes(self, option: Option) -> int:
+        """Return the host memory that an option takes on every machine."""
+        return 0 if option.memory is None else option.memory.host.total * self.machines.per_node
+
+    def host_update_seconds(self, option: Option) -> float | None:
+        """Return the time of an update in host memory; None if updates are on the device."""
+        if option.memory is None or not option.memory.host.updated:
+            return None
+        return option.memory.host.updated * self.machines.per_node / host_bandwidth(self.machines)
+
     def energy_kwh(self, option: Option) -> float | None:
         """Estimate the energy of the boards at their power limit; processors, networks and cooling are not counted."""
         hours = self.hours(option)
@@ -114,6 +127,8 @@ class Plan:
                 "per_node": self.machines.per_node,
                 "memory_gib": self.machines.accelerator.memory_gib,
                 "usable_bytes": self.usable_bytes,
+                "host_gib": self.machines.host_gib,
+                "host_update_bytes_per_second": self.machines.host_bytes_per_second,
                 "link": self.machines.accelerator.link,
                 "network": None if self.machines.network is None else str(self.machines.network),
             },
@@ -124,6 +139,7 @@ class Plan:
             "tokens": self.tokens,
             "deepspeed": self.deepspeed,
             "notes": list(self.notes),
+            "disk": {**asdict(self.disk), "total_bytes": self.disk.total_bytes},
             "price": None if self.price is None else str(self.price),
             "options": [self._option_json(option) for option in self.table],
             "recommendation": None if chosen is None else self._option_json(chosen),
@@ -148,8 +164,11 @@ class Plan:
             "reserve_bytes": memory and memory.reserve_bytes,
             "peak_at": memory and memory.peak.name,
             "parts_bytes": memory and memory.peak.parts,
-            "host_bytes": memory and memory.host_bytes,
+            "host_bytes": memory and memory.host.total,
+            "host_parts_bytes": memory and memory.host.parts,
+            "host_update_seconds": self.host_update_seconds(option),
             "fits": option.fits,
+            "fits_host": memory and host_fits(memory, self.machines),
             "headroom_bytes": self.headroom_bytes(option),
             "step_seconds": speed and speed.step_seconds,
             "tokens_per_second": self.tokens_per_second(option),
@@ -168,10 +187,18 @@ def _with_precision(config: Config, machines: Machines) -> Config:
     return override(config, [f"train.precision={'bf16' if is_gpu or cpu_multiplies_bf16() else 'fp32'}"])
 
 
-def make_plan(config: Config, machines: Machines, measured_tokens_per_second: float | None = None) -> Plan:
+def make_plan(
+    config: Config, machines: Machines, measured_tokens_per_second: float | None = None, *, here: bool = False
+) -> Plan:
     """Plan a resolved config on machines.
 
     Needs no data: the vocabulary size comes from its earliest known source.
+
+    Args:
+        config: A resolved config.
+        machines: Where it is to run.
+        measured_tokens_per_second: Throughput of the config as it is.
+        here: Whether that is this machine, whose free disk counts.
 
     Raises:
         ConfigError: the config cannot be trained on these machines in any way.
@@ -210,6 +237,7 @@ def make_plan(config: Config, machines: Machines, measured_tokens_per_second: fl
         deepspeed=deepspeed_listed(config) if has_deepspeed else None,
         no_deepspeed=None if has_deepspeed else why_no_deepspeed(config, model, machines),
         notes=tuple(_notes(config, machines)),
+        disk=plan_disk(config, model, here=here),
     )
 
 

@@ -74,7 +74,7 @@ class PretrainedStage(Stage):
         return max((count for name, count in self.bytes.items() if name.startswith("layers.")), default=0)
 
 
-def pretrained_stage(config: Config, model: ModelConfig, layout: Layout) -> PretrainedStage:
+def pretrained_stage(config: Config, model: ModelConfig) -> PretrainedStage:
     """Return the parameters of a model.
 
     Raises:

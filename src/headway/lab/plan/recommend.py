@@ -93,6 +93,22 @@ def usable_bytes(machines: Machines) -> float | None:
     return None if gib is None else gib * 2**30 * USABLE_SHARE
 
 
+def fits(memory: MemoryPlan, machines: Machines) -> bool | None:
+    """Return whether a plan fits into the accelerator and into the machine; None if the accelerator's memory is
+    unknown. A machine whose memory is unknown has enough."""
+    if host_fits(memory, machines) is False:
+        return False
+    usable = usable_bytes(machines)
+    return None if usable is None else memory.fits(usable, usable / USABLE_SHARE)
+
+
+def host_fits(memory: MemoryPlan, machines: Machines) -> bool | None:
+    """Return whether the workers of a machine fit into its memory; None if that is unknown."""
+    if machines.host_gib is None:
+        return None
+    return memory.host.total * machines.per_node <= machines.host_gib * 2**30
+
+
 def options(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
     """Return every strategy with every mode of activation checkpointing for an otherwise unchanged config.
 
@@ -163,11 +179,11 @@ def option(
         memory = plan_memory(changed, model, layout, machines.accelerator.device)
     except HeadwayError as error:
         return Option(tuple(overrides), None, refusal=error)
-    usable = usable_bytes(machines)
-    fits = None if usable is None else memory.fits(usable, usable / USABLE_SHARE)
     speed = plan_speed(changed, model, layout, machines)
     seconds = None if speed is None else _run_seconds(changed, model, layout, machines)
-    return Option(tuple(overrides), layout, memory=memory, speed=speed, run_seconds=seconds, fits=fits)
+    return Option(
+        tuple(overrides), layout, memory=memory, speed=speed, run_seconds=seconds, fits=fits(memory, machines)
+    )
 
 
 def _check_fp8(config: Config, machines: Machines) -> None:
@@ -262,7 +278,7 @@ def _price(best: Option, machines: Machines) -> str:
         return f"{lighter[0]} changes what is computed."
     if "optimizer.offload=true" not in best.more or best.memory is None:
         return ""
-    return f"It takes {format_bytes(best.memory.host_bytes * machines.per_node)} of host memory on every machine."
+    return f"It takes {format_bytes(best.memory.host.total * machines.per_node)} of host memory on every machine."
 
 
 def _asked_for(config: Config, best: Option, tried: Sequence[Option]) -> str:
@@ -390,6 +406,9 @@ def _nothing_fits(config: Config, model: ModelConfig, machines: Machines, tried:
         f"nothing fits: {' '.join(least.overrides)} needs the least, {format_bytes(least.memory.peak_bytes)} of"
         f" {format_bytes(usable)} usable"
     )
+    if host_fits(least.memory, machines) is False:
+        needed = least.memory.host.total * machines.per_node
+        text += f", and {format_bytes(needed)} of {machines.host_gib:,.1f} GiB in the memory of a machine"
     enough = _enough(config, model, machines)
     if enough is None:
         return text + (

@@ -18,6 +18,7 @@ from headway.config.sections.architecture import FEED_FORWARD, pattern_layers
 from headway.config.strategies import StrategySpec, distinct_strategies
 from headway.lab.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel, masked_pairs
 from headway.lab.plan.deepspeed import ZeroSettings, live_weights
+from headway.lab.plan.host import BYTES_PER_UPDATE
 from headway.lab.plan.stages import Stage, pipeline_stages
 from headway.models.facts import attended_keys, count_parameters, flops_per_token, scan_flops
 from headway.models.shape import Shape
@@ -43,8 +44,7 @@ PASSES_EAGER = 6
 PASSES_COMPILED = 3
 #: Bytes moved per logit by the loss, forward and backward.
 BYTES_PER_LOGIT = 40
-#: Bytes moved per parameter: by one update (norm, clipping, AdamW), by one micro-batch (casts, gradients).
-BYTES_PER_UPDATE = 40
+#: Bytes moved per parameter by one micro-batch: casts, gradients.
 BYTES_PER_MICRO_BATCH = 24
 #: Bytes moved per element of an operand that is rounded to 8 bits, eager and compiled; and roundings per operand in a
 #: forward and backward pass (torchao 0.18.0, `float8/float8_linear.py`).
@@ -77,18 +77,24 @@ _ASSUMPTIONS = (
     " hides",
     "with fp8 linear layers between embedding and projection have its peak, all else that of bf16; operands are rounded"
     f" {ROUNDINGS} times, {BYTES_PER_ROUNDED_EAGER} bytes per element, {BYTES_PER_ROUNDED_COMPILED} when compiled",
-    f"updates in host memory move their bytes at {HOST_BANDWIDTH / 1e9:g} GB/s for all workers of a machine",
     "data, checkpoints, evaluation and restarts cost no time",
     f"four of five published speeds are between {RANGE[0]} and {RANGE[1]} times what is planned"
     " (benchmarks/plan/published.py); the plan was not compared with a GPU here",
 )
 
 
+def host_bandwidth(machines: Machines) -> float:
+    """Return the bytes per second of updates in host memory, for all workers of a machine."""
+    return machines.host_bytes_per_second or HOST_BANDWIDTH
+
+
 def assumptions(machines: Machines) -> list[str]:
     """Return in words what every speed assumes."""
     card = machines.accelerator
     shares = f"products reach {card.product_share:.0%} of the dense peak, attention {card.attention_share:.0%}"
-    return [shares, *_ASSUMPTIONS]
+    measured = "as headway doctor measured" if machines.host_bytes_per_second else "not measured"
+    rate = f"{host_bandwidth(machines) / 1e9:.3g} GB/s for all workers of a machine, {measured}"
+    return [shares, *_ASSUMPTIONS, f"updates in host memory move {rate}"]
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
     moved = _moved_bytes(config, model, layout, stage)
     kernels = moved / (bandwidth * 1e9 * BANDWIDTH_SHARE)
     passes = products + attention + kernels
-    host = HOST_BANDWIDTH / machines.per_node
+    host = host_bandwidth(machines) / machines.per_node
     kernels += _update_bytes(layout, stage) / (host if config.optimizer.offload else bandwidth * 1e9 * BANDWIDTH_SHARE)
     sent = _Collectives(config, model, layout, machines, stage).exposed_seconds(passes / layout.micro_batches)
     # The pipeline runs empty at the end of each lane; with several stages a worker waits for parts of micro-batches.

@@ -77,7 +77,7 @@ def plan(strategy: str, workers: int = 8, *, device: str = "cuda", **sections: d
     parallel = {"strategy": strategy, "workers": workers, **sections.get("parallel", {})}
     model = {"preset": "350m", "vocab_size": 32000, **sections.get("model", {})}
     values = {"model": model, "train": train, "parallel": parallel}
-    values |= {name: sections[name] for name in ("determinism", "optimizer") if name in sections}
+    values |= {name: sections[name] for name in ("determinism", "optimizer", "checkpoint") if name in sections}
     config = resolve(Config.model_validate(values))
     return plan_memory(config, config.model, Layout.of(config, workers), device)
 
@@ -273,5 +273,10 @@ def test_host_memory_is_what_an_offloaded_update_holds() -> None:
     counted = sum(tensor.nbytes for tensor in held if tensor is not None and tensor.ndim)
     assert counted == 16 * weight.numel()
     total = count_parameters(ModelConfig(preset="350m", vocab_size=32000)).total
-    assert plan("single", 1, optimizer={"offload": True}).host_bytes == 16 * total
-    assert plan("single", 1).host_bytes == 0
+    host = plan("single", 1, optimizer={"offload": True}).host
+    assert host.weights + host.gradients + host.optimizer == 16 * total
+    plain = plan("single", 1).host
+    assert plain.weights + plain.gradients + plain.optimizer == 0
+    # A save stages weights and moments, wherever they are; with memory snapshots three buffers have them.
+    assert plain.saves == host.saves == 12 * total
+    assert plan("single", 1, checkpoint={"memory_every": 10}).host.saves == 36 * total

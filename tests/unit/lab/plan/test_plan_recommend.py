@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -308,3 +309,41 @@ def test_experts_that_nobody_divides_are_told() -> None:
     assert {option.strategy for option in copied.table} == {"ddp"} and copied.table[0].memory is not None
     assert {option.strategy for option in divided.table} == {"single"} and divided.table[0].memory is not None
     assert copied.table[0].memory.peak.weights > divided.table[0].memory.peak.weights
+
+
+@pytest.mark.parametrize(("host_gib", "fits"), [(37.0, False), (38.0, True), (None, True)])
+def test_an_option_fits_only_if_its_host_memory_does(host_gib: float | None, fits: bool) -> None:
+    """1.28 B parameters: 16 bytes each for the update, 12 for a save, and 4 GiB for the process; 37.5 GiB."""
+    train = {"global_batch": 16, "micro_batch": 1, "activation_checkpointing": "full"}
+    given = config("1b", train=train, optimizer={"offload": True}, model={"vocab_size": 151936})
+    machines = parse_machines("1xRTX-4090", host_gib=host_gib)
+    made = make_plan(given, machines)
+    assert made.own.fits is fits and made.own.memory is not None
+    parts = made.own.memory.host.parts
+    total = made.counts.total
+    assert made.host_bytes(made.own) == 28 * total + 4 * 2**30 == sum(parts.values())
+    if not fits:
+        assert made.recommendation.option is None
+        assert "and 37.5 GiB of 37.0 GiB in the memory of a machine" in made.recommendation.reason
+
+
+def test_an_update_in_host_memory_takes_the_time_that_was_measured() -> None:
+    given = config("1b", train={"global_batch": 16, "micro_batch": 1}, optimizer={"offload": True})
+    assumed = parse_machines("1xA100")
+    measured = replace(assumed, host_bytes_per_second=20e9)
+    slow, fast = (make_plan(given, machines) for machines in (measured, assumed))
+    total = slow.counts.total
+    assert slow.host_update_seconds(slow.own) == pytest.approx(40 * total / 20e9)
+    assert fast.host_update_seconds(fast.own) == pytest.approx(40 * total / 100e9)
+    assert slow.own.speed is not None and fast.own.speed is not None
+    longer = slow.own.speed.step_seconds - fast.own.speed.step_seconds
+    assert longer == pytest.approx(40 * total * (1 / 20e9 - 1 / 100e9))
+    assert make_plan(config("1b"), assumed).host_update_seconds(slow.own) is not None
+
+
+def test_the_disk_of_all_kept_checkpoints_is_counted() -> None:
+    rules = {"keep": 2, "keep_best": 1, "keep_every": "100M tokens", "keep_for": "2 days"}
+    made = planned("125m", "8xH100", checkpoint=rules)
+    assert made.disk.checkpoint_bytes == 12 * made.counts.total
+    assert made.disk.checkpoints == 2 + 1 + 10 + 1  # of 1 B tokens; and the one that is being written
+    assert made.disk.uncounted == ("checkpoint.keep_for=48 h",) and made.disk.free_bytes is None
