@@ -18,10 +18,10 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -30,13 +30,36 @@ namespace {
 constexpr auto kDevice = c10::DeviceType::CUDA;
 const c10::Device the_device(kDevice, 0);
 
+// What there is of one kind of memory.
+struct Account {
+  void add(int64_t bytes) {
+    const int64_t now = now_ += bytes;
+    for (int64_t peak = peak_; now > peak && !peak_.compare_exchange_weak(peak, now);) {
+    }
+  }
+
+  std::atomic<int64_t> now_ = 0, peak_ = 0;
+};
+
+Account on_device, in_pinned;
+
 std::mutex pinned_lock;
-std::unordered_set<const void*> pinned;
+std::unordered_map<const void*, int64_t> pinned, allocated;
 
 void free_pinned(void* data) {
   {
     std::lock_guard<std::mutex> held(pinned_lock);
+    in_pinned.add(-pinned[data]);
     pinned.erase(data);
+  }
+  c10::free_cpu(data);
+}
+
+void free_device(void* data) {
+  {
+    std::lock_guard<std::mutex> held(pinned_lock);
+    on_device.add(-allocated[data]);
+    allocated.erase(data);
   }
   c10::free_cpu(data);
 }
@@ -47,10 +70,10 @@ struct Memory final : c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     void* data = c10::alloc_cpu(bytes ? bytes : 1);
-    if (free_ == &free_pinned) {
-      std::lock_guard<std::mutex> held(pinned_lock);
-      pinned.insert(data);
-    }
+    const bool pins = free_ == &free_pinned;
+    std::lock_guard<std::mutex> held(pinned_lock);
+    (pins ? pinned : allocated)[data] = static_cast<int64_t>(bytes);
+    (pins ? in_pinned : on_device).add(static_cast<int64_t>(bytes));
     return {data, data, free_, device_};
   }
   c10::DeleterFnPtr raw_deleter() const override { return free_; }
@@ -60,7 +83,7 @@ struct Memory final : c10::Allocator {
   c10::DeleterFnPtr free_;
 };
 
-Memory device_memory(the_device, &c10::free_cpu);
+Memory device_memory(the_device, &free_device);
 Memory pinned_memory(c10::Device(c10::kCPU), &free_pinned);
 
 struct CUDAHooks : at::CUDAHooksInterface {  // PyTorch looks for this name
@@ -103,11 +126,20 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kDevice> {
   bool queryEvent(void*) const override { return true; }
 };
 
-// Memory that belongs to a storage elsewhere, and keeps it.
-c10::DataPtr part_of(const c10::Storage& storage, c10::Device device) {
-  auto* kept = new c10::Storage(storage);
-  auto let_go = [](void* kept) { delete static_cast<c10::Storage*>(kept); };
-  return {storage.mutable_data(), kept, let_go, device};
+// Memory of the device that belongs to a storage of the host, and keeps it.
+struct Kept {
+  explicit Kept(const c10::Storage& storage) : storage_(storage), bytes_(static_cast<int64_t>(storage.nbytes())) {
+    on_device.add(bytes_);
+  }
+  ~Kept() { on_device.add(-bytes_); }
+
+  c10::Storage storage_;
+  const int64_t bytes_;
+};
+
+c10::DataPtr part_of(const c10::Storage& storage) {
+  auto let_go = [](void* kept) { delete static_cast<Kept*>(kept); };
+  return {storage.mutable_data(), new Kept(storage), let_go, the_device};
 }
 
 at::Tensor tensor_in(const c10::Storage& storage, c10::DispatchKey key, const at::Tensor& like) {
@@ -155,7 +187,7 @@ class Call {
     for (auto& [tensor, host] : given_) {
       c10::StorageImpl* own = tensor.storage().unsafeGetStorageImpl();
       if (host.storage().nbytes() != own->nbytes()) {
-        own->set_data_ptr_noswap(part_of(host.storage(), the_device));
+        own->set_data_ptr_noswap(part_of(host.storage()));
         own->set_nbytes(host.storage().nbytes());
       }
       if (tensor.sizes() != host.sizes() || tensor.strides() != host.strides())
@@ -194,8 +226,7 @@ class Call {
     auto known = on_device_.find(storage);
     if (known == on_device_.end()) {
       c10::Storage there(
-          c10::Storage::use_byte_size_t(), storage->nbytes(), part_of(host.storage(), the_device), &device_memory,
-          false);
+          c10::Storage::use_byte_size_t(), storage->nbytes(), part_of(host.storage()), &device_memory, false);
       known = on_device_.emplace(storage, there).first;
     }
     return tensor_in(known->second, c10::DispatchKey::CUDA, host);
@@ -231,6 +262,12 @@ const bool has_memory = [] {
 }();
 
 }  // namespace
+
+// For `torch.cuda.memory`: bytes of tensors, without temporaries within a kernel.
+extern "C" int64_t emulated_device_bytes() { return on_device.now_; }
+extern "C" int64_t emulated_device_peak_bytes() { return on_device.peak_; }
+extern "C" int64_t emulated_pinned_bytes() { return in_pinned.now_; }
+extern "C" void emulated_device_reset_peak() { on_device.peak_ = on_device.now_.load(); }
 
 namespace at {
 REGISTER_CUDA_HOOKS(CUDAHooks)

@@ -37,8 +37,7 @@ def environment() -> dict[str, str] | None:
 def begin() -> None:
     """Give this process the device; before anything else imports PyTorch."""
     assert "torch" not in sys.modules, "PyTorch has looked for CUDA already"
-    ctypes.CDLL(os.environ[VARIABLE], os.RTLD_NOW | os.RTLD_GLOBAL)
-    _patch()
+    _patch(ctypes.CDLL(os.environ[VARIABLE], os.RTLD_NOW | os.RTLD_GLOBAL))
 
 
 def _build() -> Path | None:
@@ -132,7 +131,14 @@ class _Runtime:
         return 0
 
 
-def _patch() -> None:
+def pinned_bytes() -> int:
+    """Pinned host memory, in this process."""
+    count = ctypes.CDLL(os.environ[VARIABLE]).emulated_pinned_bytes
+    count.restype = ctypes.c_int64
+    return int(count())
+
+
+def _patch(library: ctypes.CDLL) -> None:
     import torch
     import torch.cuda.memory
 
@@ -145,13 +151,20 @@ def _patch() -> None:
         "get_device_name": _NAME, "get_device_capability": (9, 0), "get_device_properties": properties,
         "is_bf16_supported": True, "mem_get_info": (79 * _GIB, 80 * _GIB), "memory_stats": {}, "cudart": _Runtime(),
         "_lazy_init": None, "init": None, "set_device": None, "synchronize": None, "empty_cache": None,
-        "reset_peak_memory_stats": None, "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
-        "max_memory_reserved": 0,
+        "memory_reserved": 0, "max_memory_reserved": 0,
     }  # fmt: skip
-    for name, answer in answers.items():
-        for place in (cuda, torch.cuda.memory):
+    counts = {
+        "memory_allocated": library.emulated_device_bytes,
+        "max_memory_allocated": library.emulated_device_peak_bytes,
+        "reset_peak_memory_stats": library.emulated_device_reset_peak,
+    }
+    library.emulated_device_bytes.restype = library.emulated_device_peak_bytes.restype = ctypes.c_int64
+    for place in (cuda, torch.cuda.memory):
+        for name, answer in answers.items():
             if place is cuda or hasattr(place, name):
                 setattr(place, name, lambda *_, answer=answer, **__: answer)
+        for name, count in counts.items():
+            setattr(place, name, lambda *_, count=count, **__: count())
     cuda.default_generators = (generator,)
     cuda.manual_seed = cuda.manual_seed_all = generator.manual_seed  # type: ignore[assignment]
     cuda.Stream, cuda.Event = Stream, Event  # type: ignore[misc, assignment]

@@ -174,6 +174,7 @@ class Activations:
             masked_pairs=masked_pairs(config, model, mesh.cp, layout.micro_batch),
             context=mesh.cp,
             compiled=config.train.compile not in (False, "auto"),  # which may decide against it
+            half_weights=config.train.weights != "fp32",
         )
 
     @classmethod
@@ -190,6 +191,7 @@ class Activations:
         masked_pairs: int = 0,
         context: int = 1,
         compiled: bool = False,
+        half_weights: bool = False,
     ) -> Activations:
         """Compute the sizes for a micro-batch.
 
@@ -205,8 +207,10 @@ class Activations:
             masked_pairs: Result of `masked_pairs`.
             context: Workers that share a row.
             compiled: Whether layers are compiled.
+            half_weights: Whether weights are in bf16, and with them the residual stream and the norms.
         """
         shape = Shape.of(model)
+        wide = _HALF if half_weights else _FP32
         cpu = device == "cpu"
         element = element_bytes(precision)
         tokens = rows * length
@@ -214,18 +218,18 @@ class Activations:
         queries, keys = (tokens * heads * shape.head_dim // tensor for heads in (shape.heads, shape.kv_heads))
         inner = tokens * shape.ffn_dim // tensor
 
-        norm = stream * _FP32 * (2 if cpu else 1) + tokens * _FP32
+        norm = stream * (wide + _FP32 * cpu) + tokens * _FP32
         if model.norm == "layernorm1p":  # one kernel on the CPU too; means, and the gain
             norm = (stream + 2 * tokens + shape.dim) * _FP32
         elif model.norm == "rmsnorm1p":
             norm += shape.dim * _FP32
         # A norm of the output of a part saves its input in fp32, as the norm before the part does.
         norms = norm * (model.pre_norms + model.post_norms)
-        copies = cpu + (element == _HALF)
+        copies = cpu + (element != wide)
         head_norm = (queries + keys) * _FP32 * copies + (queries + keys) // shape.head_dim * _FP32
         shared = cpu or shape.heads == shape.kv_heads or (element == _HALF and not masked_pairs)
         values = keys if context == 1 else 0
-        produced = queries + 2 * keys if model.qk_norm and element == _FP32 else values
+        produced = queries + 2 * keys if model.qk_norm and element == wide else values
         heads = produced + _attended(queries, keys, context, shared)
         dropout = stream * (element if cpu else 1) if model.dropout else 0
         # See `models.layers.attention.has_causal_products`.
@@ -250,21 +254,23 @@ class Activations:
         fused = (branches - 1) * inner if compiled else 0
         feed_forward = [(shape.dim, branches * shape.ffn_dim), (shape.ffn_dim, shape.dim)]
         matrices = _copied(sides, fp8) // tensor
-        kept = stream * _FP32 + ((queries + 2 * keys) + queries) * element + sums
-        half = _HALF if element == _HALF else 0
+        kept = stream * wide + ((queries + 2 * keys) + queries) * element + sums
+        half = _HALF if element != wide else 0
         dense = LayerSizes(
             saved=attention + (tokens * shape.dim + 2 * branches * inner - fused) * element,
             selected=kept + branches * inner * element,
             casts=(matrices + _copied(feed_forward, fp8) // tensor) * half,
             # Gradients of both branches and of their product, just before the saved tensors are freed.
-            backward=2 * inner * element + stream * _FP32,
+            backward=2 * inner * element + stream * wide,
             rounding=_rounding([*sides, *feed_forward], tokens) if fp8 else 0,
         )
         projection = (shape.vocab_size // tensor, shape.dim)
         capped = model.logit_softcap is not None
-        loss_forward, loss_backward = loss_bytes(projection, tokens, element, device, capped=capped)
+        loss_forward, loss_backward = loss_bytes(
+            projection, tokens, element, device, in_place=half_weights, streams=wide, capped=capped
+        )
         return cls(
-            layer_input=stream * _FP32,
+            layer_input=stream * wide,
             dense=dense,
             mixture=_mixture(
                 shape,
@@ -279,7 +285,7 @@ class Activations:
             if shape.experts
             else dense,
             last_norm=norm,
-            gradient=stream * _FP32,
+            gradient=stream * wide,
             loss_forward=loss_forward,
             loss_backward=loss_backward,
         )
@@ -373,6 +379,7 @@ def loss_bytes(
     *,
     trained: bool = True,
     in_place: bool = False,
+    streams: int = _FP32,
     capped: bool = False,
 ) -> tuple[int, int]:
     """Return the memory of `models/loss.py`, forward and backward; the projection's gradient is in fp32.
@@ -384,6 +391,7 @@ def loss_bytes(
         device: "cpu" or "cuda".
         trained: Whether the projection has a gradient.
         in_place: Whether the projection is in the type of matrix products already.
+        streams: Bytes of an element of the hidden states.
         capped: Whether logits are capped, which takes the capped ones and the slope.
     """
     vocabulary, dim = sides
@@ -402,7 +410,10 @@ def loss_bytes(
             part = dim * (min(vocabulary, PRODUCT_ROWS) * _HALF + min(vocabulary, ADDED_ROWS) * _FP32)
         logits = max(vocabulary * (_FP32 + _HALF) * chunk, vocabulary * _HALF * chunk + part * trained)
         copies = (_FP32 * trained + _HALF * (not in_place)) * projection
-        forward = (_FP32 + 2 * _HALF) * rows + copies + logits + _HALF * chunk * dim
+        hidden = streams * (streams != element)
+        forward = (hidden + 2 * _HALF) * rows + copies + logits + _HALF * chunk * dim
     if capped:
         forward += 2 * _FP32 * vocabulary * chunk
-    return forward, 2 * element * rows + projection * _FP32 * trained
+    # The gradient of a projection in 16 bits is cast to its type.
+    cast = _HALF if streams < _FP32 else 0
+    return forward, 2 * element * rows + projection * (_FP32 + cast) * trained

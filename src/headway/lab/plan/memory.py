@@ -15,6 +15,7 @@ from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, masked_pairs
 from headway.lab.plan.deepspeed import EngineStep
 from headway.lab.plan.host import HostPlan, plan_host
+from headway.lab.plan.host_weights import BF16_BYTES, HostWeightsStep
 from headway.lab.plan.memory_plan import MemoryPlan, Moment
 from headway.lab.plan.pass_memory import Passes
 from headway.lab.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
@@ -85,6 +86,7 @@ def plan_memory(
     batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
     moments: list[Moment] = []
     hosts: list[HostPlan] = []
+    on_host = config.train.weights != "fp32"
     for stage in stages:
         lasting = batches + tables + pairs + stage.received * sizes.gradient
         on_cpu = device == "cpu"
@@ -92,6 +94,11 @@ def plan_memory(
             engine = EngineStep(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += engine.moments()
             hosts.append(engine.host())
+        elif on_host:
+            half = replace(stage, element_bytes=BF16_BYTES, gathers_half=False)
+            there = HostWeightsStep(half, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
+            moments += there.moments()
+            hosts.append(there.host())
         else:
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()

@@ -105,7 +105,7 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive layers with their part of embedding and projection. All sizes are in bytes, in fp32."""
+    """Consecutive layers with their part of embedding and projection, all sizes in bytes, in the type of weights."""
 
     shapes: dict[str, tuple[int, ...]]
     """Shapes of its parameters, in the order of the model."""
@@ -123,16 +123,18 @@ class Stage:
     """Bytes of each layer's weights that are not trained; empty if all are."""
     gathers_half: bool = True
     """Whether sharded matrices are gathered in half precision where products are (`HasProductParameters`)."""
+    element_bytes: int = FP32_BYTES
+    """Bytes of an element of trained weights on the device (`train.weights`)."""
 
     @cached_property
     def bytes(self) -> dict[str, int]:
         """Bytes of each parameter."""
-        return {name: FP32_BYTES * prod(size) for name, size in self.shapes.items()}
+        return {name: self.element_bytes * prod(size) for name, size in self.shapes.items()}
 
     @property
     def weights(self) -> tuple[Weight, ...]:
         """All parameters in the order of the model, frozen ones included."""
-        return tuple(Weight(name, count // FP32_BYTES) for name, count in self.bytes.items())
+        return tuple(Weight(name, prod(size)) for name, size in self.shapes.items())
 
     @cached_property
     def layers(self) -> int:
@@ -261,13 +263,14 @@ class Stage:
     def _moments(self, name: str, optimizer: str) -> int:
         return find_optimizer(optimizer).moment_bytes(name, self.shapes[name])
 
-    def handed_over(self, workers: int, *, sums: bool) -> dict[str, int]:
+    def handed_over(self, workers: int, *, sums: bool, on_host: bool = False) -> dict[str, int]:
         """Simulate the memory of gradients that go to their owners by bucket (`parallel/zero.py`).
 
         Covers the worker that owns most: gradients that wait, buckets in flight, and sums stored here.
 
         Args:
             sums: Whether sums of all owned gradients exist from earlier micro-batches.
+            on_host: Whether sums are in host memory; a bucket is then sent in fp32.
 
         Returns:
             For each parameter, in the order of the backward pass, the peak until the next one has its gradient.
@@ -278,7 +281,8 @@ class Stage:
         order = list(reversed(self.bytes))
         buckets = self._buckets_by_owner(order, owner)
         waiting = 0
-        arrived = sum(self.bytes[name] for name in dealt[most_owned]) if sums else 0
+        arrived = sum(self.bytes[name] for name in dealt[most_owned]) if sums and not on_host else 0
+        larger = FP32_BYTES // self.element_bytes if on_host else 1
         sent = 0
         in_flight: deque[tuple[int, bool]] = deque()
         done: set[str] = set()
@@ -290,10 +294,11 @@ class Stage:
             while sent < len(buckets) and done.issuperset(buckets[sent]):
                 if len(in_flight) == BUCKETS_IN_FLIGHT:
                     size, mine = in_flight.popleft()
-                    arrived += size if mine and not sums else 0
+                    arrived += size if mine and not sums and not on_host else 0
                 size = sum(self.bytes[member] for member in buckets[sent])
-                in_flight.append((size, owner[buckets[sent][0]] == most_owned))
-                most = max(most, waiting + arrived + sum(size for size, _ in in_flight))
+                in_flight.append((larger * size, owner[buckets[sent][0]] == most_owned))
+                packed = size if on_host else 0
+                most = max(most, waiting + packed + arrived + sum(size for size, _ in in_flight))
                 waiting -= size
                 sent += 1
             found[name] = most
@@ -330,7 +335,7 @@ class Stage:
         return self.shard(shards) - self.shard_of_layers(shards)
 
     def _shard(self, name: str, shards: int) -> int:
-        return FP32_BYTES * self._rows(name, shards) * prod(self.shapes[name][1:])
+        return self.element_bytes * self._rows(name, shards) * prod(self.shapes[name][1:])
 
     def _rows(self, name: str, shards: int) -> int:
         """Return the rows of one shard of a parameter."""
