@@ -21,7 +21,7 @@ from headway.run.session.assemble import assemble
 from headway.training.step import TrainStep
 from headway.training.task import LANGUAGE_MODELLING, Task
 
-STEPS = 3
+STEPS = 2
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from headway.config import ModelConfig
+from headway.config.optimizers import FP32_BYTES
 from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, LayerSizes, element_bytes, loss_bytes
 from headway.lab.plan.stages import Stage, Weight
@@ -80,7 +81,7 @@ def pretrained_stage(config: Config, model: ModelConfig) -> PretrainedStage:
     Raises:
         ConfigError: the model cannot be made.
     """
-    built, layers = _built(model, config.train.precision)
+    built, layers = _built(model, config)
     places = {id(module): index for index, layer in enumerate(layers) for module in layer.parameters()}
     table = built.causal.get_input_embeddings()
     projection = built.output_projection()
@@ -119,13 +120,13 @@ def pretrained_stage(config: Config, model: ModelConfig) -> PretrainedStage:
 
 def pretrained_buffers(config: Config, model: ModelConfig) -> int:
     """Return the bytes of a model's buffers."""
-    built, _ = _built(model, config.train.precision)
+    built, _ = _built(model, config)
     return sum(buffer.nbytes for buffer in built.buffers())
 
 
 def hidden_size(config: Config, model: ModelConfig) -> int:
     """Return the width of the hidden states that enter the output projection."""
-    built, _ = _built(model, config.train.precision)
+    built, _ = _built(model, config)
     return int(built.causal.config.get_text_config().hidden_size)
 
 
@@ -139,9 +140,9 @@ def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, d
     precision = config.train.precision
     length = config.train.sequence_length
     packed = config.data.document_mask
-    built, _ = _built(model, precision)
+    built, _ = _built(model, config)
     return traced_activations(
-        lambda rows, mode: _traced(model, precision, (rows, length), mode, packed),
+        lambda rows, mode: _traced(model, config, (rows, length), mode, packed),
         layout,
         loss=lambda: _loss_bytes(built.output_projection(), layout.micro_batch * length, precision, device),
     )
@@ -150,9 +151,11 @@ def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, d
 def _loss_bytes(weight: torch.Tensor | None, tokens: int, precision: str, device: str) -> tuple[int, int]:
     assert weight is not None
     element = element_bytes(precision)
+    in_place = weight.element_size() == element
     return loss_bytes(
         (weight.shape[0], weight.shape[1]), tokens, element, device,
-        trained=weight.requires_grad, in_place=weight.element_size() == element,
+        trained=weight.requires_grad, in_place=in_place,
+        streams=element if in_place and weight.requires_grad else FP32_BYTES,
     )  # fmt: skip
 
 
@@ -220,27 +223,36 @@ def _check_layout(config: Config, layout: Layout) -> None:
 
 
 @lru_cache(maxsize=2)
-def _built_of(dumped: str, precision: str) -> tuple[TransformersModel, list[nn.Module]]:
+def _built_of(dumped: str, precision: str, half_weights: bool) -> tuple[TransformersModel, list[nn.Module]]:
     config = ModelConfig.model_validate_json(dumped)
     model = copy.deepcopy(model_without_weights(config))
     freeze_as_configured(model, precision, published=getattr(read_config(config), "dtype", None))
+    if half_weights:
+        for p in model.parameters():
+            p.data = p.data.to(torch.bfloat16)
     return model, wrap_units(model.causal)
 
 
-def _built(model: ModelConfig, precision: str) -> tuple[TransformersModel, list[nn.Module]]:
-    return _built_of(model.model_dump_json(), precision)
+def _built(model: ModelConfig, config: Config) -> tuple[TransformersModel, list[nn.Module]]:
+    return _built_of(model.model_dump_json(), config.train.precision, config.train.weights != "fp32")
 
 
 @lru_cache(maxsize=16)
 def _traced_of(
-    dumped: str, precision: str, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool
+    dumped: str,
+    precision: str,
+    half_weights: bool,
+    shape: tuple[int, int],
+    mode: Literal["none", "selective"],
+    packed: bool,
 ) -> Trace:
     # Layers beyond a few are only copied to be thrown away, but they have no memory.
-    model, layers = copy.deepcopy(_built_of(dumped, precision))
+    model, layers = copy.deepcopy(_built_of(dumped, precision, half_weights))
     return trace_model(model, layers, shape, mode=mode, half=HALF.get(precision), packed=packed)
 
 
 def _traced(
-    model: ModelConfig, precision: str, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool
+    model: ModelConfig, config: Config, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool
 ) -> Trace:
-    return _traced_of(model.model_dump_json(), precision, shape, mode, packed)
+    half_weights = config.train.weights != "fp32"
+    return _traced_of(model.model_dump_json(), config.train.precision, half_weights, shape, mode, packed)

@@ -241,7 +241,7 @@ def recommend(config: Config, model: ModelConfig, machines: Machines, table: Seq
     possible = [option for option in table if option.layout is not None]
     tried = [*possible, *_other_micro_batches(config, model, machines, possible)]
     fitting = [option for option in tried if option.fits]
-    for wider in (_wider, _lighter):
+    for wider in (_wider, _lighter, _on_host):
         if fitting:
             break
         found = [option for option in wider(config, model, machines) if option.layout is not None]
@@ -276,7 +276,8 @@ def _price(best: Option, machines: Machines) -> str:
     lighter = [text for text in best.more if text.startswith("optimizer.name=")]
     if lighter:
         return f"{lighter[0]} changes what is computed."
-    if "optimizer.offload=true" not in best.more or best.memory is None:
+    offloads = {"optimizer.offload=true", "train.weights=bf16"}
+    if offloads.isdisjoint(best.more) or best.memory is None:
         return ""
     return f"It takes {format_bytes(best.memory.host.total * machines.per_node)} of host memory on every machine."
 
@@ -321,6 +322,11 @@ def _lighter(config: Config, model: ModelConfig, machines: Machines) -> list[Opt
     """Plan the same optimizer with lighter moments, which change what is computed."""
     lighter = find_optimizer(config.optimizer.name).lighter[:1]
     return [way for name in lighter for way in _with(config, model, machines, f"optimizer.name={name}")]
+
+
+def _on_host(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
+    """Plan weights in bf16 with masters, moments and gradients in host memory."""
+    return [] if machines.accelerator.device == "cpu" else _with(config, model, machines, "train.weights=bf16")
 
 
 def _with(config: Config, model: ModelConfig, machines: Machines, more: str) -> list[Option]:
