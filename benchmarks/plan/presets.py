@@ -39,6 +39,8 @@ LINES = (
     ("the same without recomputation", "cpt-24gb", "1xRTX-4090", ("train.activation_checkpointing=none",)),
     ("`cpt-24gb-qlora`", "cpt-24gb-qlora", "1xRTX-4090", ()),
     ("`cpt-24gb-full`", "cpt-24gb-full", "1xRTX-4090", ()),
+    ("`cpt-24gb-full-8b`", "cpt-24gb-full-8b", "1xRTX-4090", ()),
+    ("the same with moments in bf16", "cpt-24gb-full-8b", "1xRTX-4090", ("optimizer.moments=bf16",)),
     ("`cpt-4x80gb`", "cpt-4x80gb", "4xH100", ()),
     ("`cpt-4x80gb-deepspeed`", "cpt-4x80gb-deepspeed", "4xH100", ()),
 )
@@ -46,8 +48,8 @@ LINES = (
 
 def table() -> Iterator[str]:
     """Yield the lines of the table."""
-    yield "| preset | GPUs | weights | gradients | moments | activations | buffers | gathered | peak | fits |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "| preset | GPUs | weights | gradients | moments | activations | buffers | gathered | peak | fits | host |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
         for title, preset, gpus, changes in LINES:
@@ -58,7 +60,8 @@ def table() -> Iterator[str]:
             parts = [_gib(count) for count in found.memory.peak.parts.values()]
             gib = machines.accelerator.memory_gib
             cards = f"{machines.count} of {gib:.0f} GB" if machines.count > 1 else f"{gib:.0f} GB"
-            cells = [title, cards, *parts, _gib(found.memory.peak_bytes), "yes" if found.fits else "no"]
+            host = found.memory.host.total * machines.per_node
+            cells = [title, cards, *parts, _gib(found.memory.peak_bytes), "yes" if found.fits else "no", _gib(host)]
             yield f"| {' | '.join(cells)} |"
 
 
