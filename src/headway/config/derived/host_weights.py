@@ -22,9 +22,14 @@ class HostTypes:
     """Of the two moments."""
 
     @property
+    def master_bytes(self) -> int:
+        """Bytes of what the update changes of each weight."""
+        return _BYTES[self.masters]
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes that a checkpoint holds of each weight, moments included."""
-        return _BYTES[self.masters] + 2 * _BYTES[self.moments]
+        return self.master_bytes + 2 * _BYTES[self.moments]
 
     @property
     def summed_bytes(self) -> int:

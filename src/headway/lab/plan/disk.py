@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.derived.host_weights import host_types
 from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.machine.system import space_of
 from headway.models.facts import parameter_shapes
@@ -72,6 +73,8 @@ def _checkpoint_bytes(config: Config, model: ModelConfig) -> int:
         shapes = pretrained_stage(config, model).shapes  # frozen weights are not saved
     else:
         shapes = parameter_shapes(model)
+    if config.train.weights != "fp32":
+        return host_types(config).kept_bytes * sum(map(prod, shapes.values()))
     return sum(FP32_BYTES * prod(shape) + spec.moment_bytes(name, shape) for name, shape in shapes.items())
 
 

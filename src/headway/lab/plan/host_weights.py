@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from math import prod
 
-from headway.config.optimizers import FP32_BYTES, find_optimizer
+from headway.config.derived.host_weights import host_types
+from headway.config.optimizers import FP32_BYTES
 from headway.lab.plan.host import REST_BYTES, HostPlan
 from headway.lab.plan.memory_plan import Moment
 from headway.lab.plan.pass_memory import Passes
@@ -19,9 +20,6 @@ BF16_BYTES = 2
 #: Elements of a piece, and pinned buffers for pieces (`parallel/host_weights/transfers.py`).
 _PIECE = 2**22
 _BUFFERS = 8
-#: Bytes that an update of a parameter moves: the master and its moments read and written, the sum read twice (norm and
-#: update), the new weight written and sent.
-_MOVED_PER_WEIGHT = 20
 
 
 class HostWeightsStep(Passes):
@@ -36,19 +34,15 @@ class HostWeightsStep(Passes):
 
     def host(self) -> HostPlan:
         """Plan host memory: fp32 masters, their moments and summed gradients, of the worker that has most."""
-        bf16 = self.config.optimizer.moments == "bf16"
-        masters = self._owned * FP32_BYTES // BF16_BYTES
-        moments = find_optimizer(self.config.optimizer.name).moment_bytes("", (masters // FP32_BYTES,))
-        moments = moments // 2 if bf16 else moments
-        has_masters = self.config.train.weights == "bf16"
-        updated = _MOVED_PER_WEIGHT * masters // FP32_BYTES + 2 * moments
+        types = host_types(self.config)
+        elements = self._owned // BF16_BYTES
+        kept = types.kept_bytes * elements
+        sums = types.summed_bytes * elements
+        masters = types.master_bytes * elements
+        # Read and written by an update; sums are read for the norm too, and new weights are written and sent.
+        moved = 2 * (kept + sums + BF16_BYTES * elements)
         return HostPlan(
-            weights=masters if has_masters else 0,
-            gradients=masters,
-            optimizer=moments,
-            pinned=_BUFFERS * _PIECE * FP32_BYTES,
-            rest=REST_BYTES,
-            updated=updated,
+            masters, sums, kept - masters, pinned=_BUFFERS * _PIECE * FP32_BYTES, rest=REST_BYTES, updated=moved
         )
 
     @property

@@ -12,6 +12,7 @@ import pytest
 from headway.core.machine.system import Output, Space
 from headway.lab.doctor import storage
 from headway.lab.doctor.findings import Finding
+from headway.lab.doctor.memory import examine_memory
 from headway.lab.doctor.processor import examine_processor
 from headway.lab.doctor.software import TorchFacts
 from support.doctor import (
@@ -272,3 +273,13 @@ def test_how_fast_bf16_is(speed: float, level: str, what: str, tmp_path: Path) -
     assert [finding.level for finding in found] == [level] and what in found[0].what
     assert found[0].command == (None if level == "ok" else "train.precision=fp32")
     assert all(finding.where != measured for finding in examine_processor(cloud))
+
+
+@pytest.mark.parametrize(("rate", "level", "words"), [
+    (2.99e10, "ok", "AdamW updates in host memory move 29.9 GB/s with all cores; kept for headway plan"),
+    (None, "warning", "AdamW updates in host memory could not be measured"),
+])  # fmt: skip
+def test_updates_in_host_memory_are_reported(rate: float | None, level: str, words: str, tmp_path: Path) -> None:
+    laptop = LAPTOP.machine(tmp_path)
+    assert [(f.level, f.what) for f in examine_memory(laptop, lambda: rate)][-1] == (level, words)
+    assert not any("AdamW" in f.what for f in examine_memory(laptop))

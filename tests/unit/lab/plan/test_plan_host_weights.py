@@ -52,6 +52,7 @@ def values(model: dict[str, Any], length: int = 256, moments: str = "fp32", **tr
         pytest.param({**_30M, "tie_embeddings": True}, "bf16", {}, marks=pytest.mark.slow),
         pytest.param(_30M, "fp32", {"activation_checkpointing": "selective"}, marks=pytest.mark.slow),
         pytest.param(_30M, "fp32", {"micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param(_30M, "bf16", {"weights": "bf16_stochastic"}, marks=pytest.mark.slow),
         pytest.param(_VOCABULARY, "bf16", {}, marks=pytest.mark.slow),
         pytest.param(_350M, "fp32", {}, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
     ],
@@ -100,8 +101,9 @@ def test_8_b_fits_a_card_of_24_gb_and_128_gib_of_host_memory() -> None:
 def test_the_preset_for_8_b_has_these_settings() -> None:
     shape = [f"model.{key}={value}" for key, value in {**_8B, "max_sequence_length": 4096}.items()]
     preset = load_config("cpt-24gb-full-8b", ["model.from_pretrained=null", *shape])
-    made = plan_as_it_is(preset, parse_machines("1xRTX-4090", host_gib=128))
-    assert made.fits and made.strategy == "single" and preset.train.weights == "bf16"
+    made = make_plan(preset, parse_machines("1xRTX-4090", host_gib=128))
+    assert made.own.fits and made.own.strategy == "single" and preset.train.weights == "bf16"
+    assert made.disk.checkpoint_bytes == 12 * made.counts.total
 
 
 @pytest.mark.parametrize(("strategy", "least"), [("zero2", 20.0), ("zero3", 15.0)])
