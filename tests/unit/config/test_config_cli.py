@@ -118,7 +118,7 @@ def test_the_docs_list_the_presets_as_the_command_does() -> None:
     assert [row.split("`")[1] for row in rows] == sorted(path.stem for path in PRESETS.glob("*.yaml"))
     page = (ROOT / "docs" / "continue-a-model.md").read_text(encoding="utf-8")
     ours = [row for row in rows if row.startswith("| `cpt-")]
-    assert len(ours) == 5 and "\n".join(ours) in page, "run: headway config presets --markdown"
+    assert len(ours) == 6 and "\n".join(ours) in page, "run: headway config presets --markdown"
     assert (
         json.loads(run("presets", "--json")).items()
         >= {"cpt-4x80gb-deepspeed": "cpt-4x80gb by DeepSpeed ZeRO-3"}.items()
