@@ -203,7 +203,10 @@ class Call {
     TORCH_CHECK(
         mixes_ || !(device_seen_ && host_seen_),
         "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!");
-    if (!device) return tensor;
+    if (!device) {
+      from_host_.push_back(tensor);
+      return tensor;
+    }
     c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     auto known = on_host_.find(storage);
     if (known == on_host_.end()) {
@@ -222,6 +225,8 @@ class Call {
     if (!host.defined() || host.device().type() != c10::kCPU) return host;
     for (const auto& [tensor, given] : given_)
       if (given.is_same(host)) return tensor;
+    for (const auto& tensor : from_host_)
+      if (tensor.is_same(host)) return tensor;
     c10::StorageImpl* storage = host.storage().unsafeGetStorageImpl();
     auto known = on_device_.find(storage);
     if (known == on_device_.end()) {
@@ -236,6 +241,7 @@ class Call {
   bool device_seen_ = false, host_seen_ = false;
   std::unordered_map<c10::StorageImpl*, c10::Storage> on_host_, on_device_;
   std::vector<std::pair<at::Tensor, at::Tensor>> given_;  // of the device, and in its place
+  std::vector<at::Tensor> from_host_;
 };
 
 template <bool mixes>

@@ -151,7 +151,7 @@ def _patch(library: ctypes.CDLL) -> None:
         "get_device_name": _NAME, "get_device_capability": (9, 0), "get_device_properties": properties,
         "is_bf16_supported": True, "mem_get_info": (79 * _GIB, 80 * _GIB), "memory_stats": {}, "cudart": _Runtime(),
         "_lazy_init": None, "init": None, "set_device": None, "synchronize": None, "empty_cache": None,
-        "memory_reserved": 0, "max_memory_reserved": 0,
+        "memory_reserved": 0, "max_memory_reserved": 0, "set_per_process_memory_fraction": None,
     }  # fmt: skip
     counts = {
         "memory_allocated": library.emulated_device_bytes,

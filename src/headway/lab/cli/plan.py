@@ -139,8 +139,8 @@ def plan(
         _check_options_of_machines(per_node, interconnect)
         loaded, given = _load_any_micro_batch(config, given)
         accelerators = gpus is None and loaded.train.device != "cpu"
-        given_gib = {"memory_gib": memory_gib, "host_gib": host_memory_gib}
-        machines = this_machine(loaded.parallel.workers, accelerators, **given_gib)
+        workers = loaded.parallel.workers
+        machines = this_machine(workers, accelerators, memory_gib=memory_gib, host_gib=host_memory_gib)
     else:
         assert gpus is not None
         machines = parse_machines(gpus, per_node, interconnect, memory_gib, host_gib=host_memory_gib)

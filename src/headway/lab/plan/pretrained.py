@@ -241,8 +241,9 @@ def _built(model: ModelConfig, config: Config) -> tuple[TransformersModel, list[
 def _traced_of(
     dumped: str,
     precision: str,
-    half_weights: bool,
     shape: tuple[int, int],
+    *,
+    half_weights: bool,
     mode: Literal["none", "selective"],
     packed: bool,
 ) -> Trace:
@@ -255,4 +256,6 @@ def _traced(
     model: ModelConfig, config: Config, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool
 ) -> Trace:
     half_weights = config.train.weights != "fp32"
-    return _traced_of(model.model_dump_json(), config.train.precision, half_weights, shape, mode, packed)
+    return _traced_of(
+        model.model_dump_json(), config.train.precision, shape, half_weights=half_weights, mode=mode, packed=packed
+    )
