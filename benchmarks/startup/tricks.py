@@ -35,6 +35,7 @@ class Command:
 
 _TRAIN = ("train", "config.yaml", "--restart")
 _COMPILER = "import headway.training.setup.compiler_start as start\n"
+_COLLECTING = "import gc\ngc.disable = lambda: None"
 COMMANDS = {
     "list": Command(
         ("runs", "list", "."),
@@ -45,12 +46,13 @@ COMMANDS = {
     "prepare": Command(
         ("data", "prepare", "given.yaml", "--force"),
         {
-            "code loads without a search for garbage": "import gc\ngc.disable = lambda: None",
+            "code loads without a search for garbage": _COLLECTING,
             "the vocabulary is loaded ahead": (
                 "import headway.data.tokenizing.preload as p\np.begin_loading_file = lambda path, encoder: None"
             ),
         },
     ),
+    "train": Command(_TRAIN, {"code loads without a search for garbage": _COLLECTING}, ("runs",)),
     "compiled": Command(
         (*_TRAIN, "train.compile=true"),
         {

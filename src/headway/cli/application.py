@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,6 +15,7 @@ from headway.cli.auditing import recorded
 from headway.cli.next_steps import followed
 from headway.core.console import print_line
 from headway.core.format import printable
+from headway.core.startup.loading import without_collecting
 from headway.core.version import __version__
 from headway.data.tokenizing.preload import begin_loading_named
 
@@ -251,16 +251,14 @@ def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
         rich_markup_mode="rich",
     )
     app.callback()(_root)
-    gc.disable()  # code that loads leaves no garbage, and a tenth of its time went into looking for some
-    for verb in verbs:
-        module = import_module(f"headway.{VERBS[verb].package}.{verb}")
+    with without_collecting():
+        modules = {verb: import_module(f"headway.{VERBS[verb].package}.{verb}") for verb in verbs}
+    for verb, module in modules.items():
         found = getattr(module, verb, None) or getattr(module, f"{verb}_")  # `eval_`: Python has an `eval`
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=verb)
         else:
             app.command(verb, help=getattr(module, "HELP", None))(found)
-    gc.freeze()
-    gc.enable()
     added: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
     for info in added:
         info.rich_help_panel = _panel(str(info.name or getattr(info.callback, "__name__", "")))

@@ -14,6 +14,7 @@ from headway.config import Config
 from headway.core.coordination.launched import MachinePart
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.core.startup.loading import without_collecting
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.attempt import ATTEMPT_VARIABLE, with_variables
 from headway.run.supervisor.error_report import ErrorReport, WorkerDied, most_telling_report
@@ -68,7 +69,7 @@ def _leave_signals_to_supervisor() -> Iterator[None]:
 
 def load_training() -> None:
     """Load what a worker needs, PyTorch included, into a process that will be copied."""
-    with with_variables(ONE_THREAD):
+    with with_variables(ONE_THREAD), without_collecting():
         import headway.run.session.session
         import headway.training.task  # noqa: F401
 
