@@ -30,6 +30,7 @@ def losses(run: Path) -> list[float]:
         {},
         {"train": {"precision": "bf16", "micro_batch": "auto"}, "checkpoint": {"every": "1 steps"}},
         {"optimizer": {"name": "muon", "offload": True}},
+        {"train": {"precision": "bf16", "weights": "bf16"}},
     ],
     ids=str,
 )

@@ -7,8 +7,9 @@ the host in the order of lanes and micro-batches. The device never has more grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from headway.core.types import Block
 from headway.parallel.blocks import block_of, local_part
 from headway.parallel.fsdp import FullyShardedDataParallel
 from headway.parallel.host_weights.memory import open_host_memory
+from headway.parallel.host_weights.overlap import OverlappedUpdate
 from headway.parallel.host_weights.transfers import Transfers, pieces
 from headway.parallel.host_weights.update import HostAdamW, HostPart
 from headway.parallel.strategy import Single
@@ -86,6 +88,7 @@ class _HostEngine:
         loss.backward()
 
     def norm_parts(self) -> list[float]:
+        self._finish_update()
         self._transfers.finish_sums()
         return [sum(map(_square, (part.total for part in self._parts.values() if part.has_gradient)))]
 
@@ -93,24 +96,27 @@ class _HostEngine:
         self._change()
         divisor = torch.full((), 1 / scale, dtype=torch.float32)
         self._transfers.begin_weights()
-        for p, part in self._parts.items():
+        for part in self._parts.values():
             if not part.has_gradient:  # it counts as zero
                 part.total.zero_()
-            self._adamw.update(part, self._optimizer.state[p], divisor, self._transfers)
-        self._transfers.finish_weights()
-        self._share()
+        self._run(
+            (p, partial(self._adamw.update, part, self._optimizer.state[p], divisor, self._transfers))
+            for p, part in self._parts.items()
+        )
         return True
 
     def skip(self) -> None:
         self._forget()
 
     def part_of(self, p: nn.Parameter) -> Block | None:
+        self._finish_update()
         if not p.requires_grad:
             return block_of(p)
         part = self._parts.get(p)
         return None if part is None else Block(part.master, part.offset, part.shape, movable=True)
 
     def moments(self, p: nn.Parameter) -> Mapping[str, Block]:
+        self._finish_update()
         part = self._parts.get(p)
         if part is None or not part.master.numel() or p not in self._optimizer.state:
             return {}
@@ -137,10 +143,21 @@ class _HostEngine:
 
     def _change(self) -> None:
         """Wait until masters and moments may change, and make moments if there are none."""
+        self._finish_update()
         self._before_change()
         for p, part in self._parts.items():
             if p not in self._optimizer.state:
                 self._optimizer.state[p] = self._adamw.first_moments(part, self._memory)
+
+    def _run(self, updates: Iterable[tuple[torch.Tensor, Callable[[], None]]]) -> None:
+        """Carry out the updates of parameters, so that the next forward pass has the new weights."""
+        for _, update in updates:
+            update()
+        self._transfers.finish_weights()
+        self._share()
+
+    def _finish_update(self) -> None:
+        """Wait for what `_run` has left to do in the background."""
 
     def _share(self) -> None:
         """Send updated weights to other workers that have them."""
@@ -159,12 +176,17 @@ class _HostEngine:
 
 
 class HostWeights(_HostEngine, Single):
-    """One worker."""
+    """One worker. On a GPU layers are updated while the next forward pass computes those before them.
+
+    Callbacks of the user may read weights between steps: then the update is over before they are called.
+    """
 
     def __init__(self, module: nn.Module, world: World, config: Config) -> None:
         super().__init__(module, world, config)
         self._keep_on_host(module, world, config)
         self._leaving = _Leaving(self._take)
+        overlaps = world.device.type == "cuda" and not config.callbacks
+        self._overlapped = OverlappedUpdate(module, self._transfers) if overlaps else None
 
     def take_over(self, optimizer: Optimizer) -> None:
         super().take_over(optimizer)
@@ -178,6 +200,20 @@ class HostWeights(_HostEngine, Single):
     def micro_batch(self, last_of_lane: bool, last: bool) -> Iterator[None]:
         with self._leaving:
             yield
+
+    def _run(self, updates: Iterable[tuple[torch.Tensor, Callable[[], None]]]) -> None:
+        if self._overlapped is None:
+            super()._run(updates)
+        else:
+            self._overlapped.start(updates)
+
+    def _take(self, p: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._finish_update()  # of layers that the forward pass has left out
+        super()._take(p, gradient)
+
+    def _finish_update(self) -> None:
+        if self._overlapped is not None:
+            self._overlapped.finish()
 
     def reduce(self) -> None:
         pass
