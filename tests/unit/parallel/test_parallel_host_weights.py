@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from headway.config import Config
 from headway.parallel.host_weights.engine import HostWeights
@@ -14,6 +13,7 @@ from headway.parallel.host_weights.place import place_on_both_sides
 from headway.parallel.host_weights.transfers import PIECE
 from headway.parallel.world import World
 from headway.training.optimizer import build_optimizer
+from support.gpu import needs_gpu
 
 ONE = World(0, 1, 0, torch.device("cpu"))
 
@@ -23,10 +23,10 @@ def config(**optimizer: object) -> Config:
     return Config.model_validate({"train": train, "optimizer": {"learning_rate": 0.01, **optimizer}})
 
 
-def engine_of(model: nn.Module, settings: Config) -> HostWeights:
-    made = place_on_both_sides(model, ONE, lambda: HostWeights(model, ONE, settings), None, cuts=False, fresh=True)
+def engine_of(model: nn.Module, settings: Config, world: World = ONE) -> HostWeights:
+    made = place_on_both_sides(model, world, lambda: HostWeights(model, world, settings), None, cuts=False, fresh=True)
     assert isinstance(made, HostWeights)
-    made.take_over(build_optimizer(settings.optimizer, model, ONE.device))
+    made.take_over(build_optimizer(settings.optimizer, model, world.device))
     return made
 
 
@@ -105,24 +105,35 @@ def test_a_tensor_of_several_pieces_is_updated_whole(monkeypatch: pytest.MonkeyP
         assert torch.equal(one, other)
 
 
-def test_no_gradient_stays_after_its_copy() -> None:
+def leaves_no_gradient(device: torch.device) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
-    seen: list[weakref.ref[torch.UntypedStorage]] = []
-    alive: list[int] = []
+    seen: list[StorageWeakRef] = []
 
     def watch(p: torch.Tensor) -> None:
         assert p.grad is not None
-        alive.append(sum(ref() is not None for ref in seen))
-        seen.append(weakref.ref(p.grad))  # type: ignore[arg-type]
+        seen.append(StorageWeakRef(p.grad.untyped_storage()))
 
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(watch)  # before the engine's
-    engine = engine_of(model, config())
-    passes(engine, batches_of(4))
-    assert len(alive) == 4 * 12
-    assert max(alive) == 0
-    assert all(p.grad is None for p in model.parameters())
+    engine = engine_of(model, config(), World(0, 1, 0, device))
+    engine.begin()
+    for number, batch in enumerate(batches_of(4)):
+        with engine.micro_batch(True, last=number == 3):
+            engine.backward(model(batch.to(device)).float().square().sum())
+        engine.norm_parts()  # waits for the copies
+        assert len(seen) == (number + 1) * 12
+        assert all(gradient.expired() for gradient in seen), "it is freed when it has been copied"
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_no_gradient_stays_after_its_copy() -> None:
+    leaves_no_gradient(ONE.device)
+
+
+@needs_gpu
+def test_no_gradient_stays_on_a_gpu() -> None:
+    leaves_no_gradient(torch.device("cuda", 0))
 
 
 def test_the_norm_is_that_of_the_sums() -> None:

@@ -88,7 +88,6 @@ def make_writer(joined: Joined, state: TrainState, start: Start) -> CheckpointWr
     """Make what writes the checkpoints of this worker."""
     config = joined.config
     relay = start.access.relay
-    engine = state.engine if isinstance(state.engine, SavedInPlace) else None
     return CheckpointWriter(
         WriterSettings(
             directory=joined.run.checkpoints,

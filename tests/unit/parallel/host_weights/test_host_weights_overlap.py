@@ -10,7 +10,7 @@ from torch import nn
 
 from headway.parallel.host_weights.overlap import OverlappedUpdate
 from headway.parallel.host_weights.transfers import Transfers
-from waits import LONG
+from support.waits import LONG
 
 
 class Layers(nn.Module):
