@@ -309,3 +309,15 @@ def test_batches_of_any_form_can_fail() -> None:
         explain_out_of_memory(*sections, (torch.ones(()), [torch.ones(3, 2)])),
     ):  # type: ignore[arg-type]
         raise MemoryError("none left")
+
+
+def test_no_advice_moves_to_the_host_what_is_there() -> None:
+    c = config()
+    host = c.train.model_copy(update={"weights": "bf16", "precision": "bf16"})
+    for train, moves in ((c.train, True), (host, False)):
+        with (
+            pytest.raises(ConfigError) as raised,
+            explain_out_of_memory(train, c.parallel, c.optimizer, torch.ones(3, 2)),
+        ):
+            raise MemoryError("none left")
+        assert ("optimizer.offload=true" in str(raised.value)) == moves

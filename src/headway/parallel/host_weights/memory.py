@@ -15,6 +15,7 @@ import torch
 
 from headway.config.derived.host_weights import host_types
 from headway.core.console import notice
+from headway.core.coordination.launched import workers_of_this_machine
 from headway.core.errors import ConfigError, explaining_refusals
 from headway.core.format import format_bytes
 from headway.core.machine.memory import host_memory
@@ -93,7 +94,7 @@ def open_host_memory(config: Config, world: World, elements: int) -> HostMemory:
     folder = config.run_directory if config.run_directory.is_dir() else Path(tempfile.gettempdir())
     room = found_room(Machine(), folder)
     world.barrier()  # before another worker of this machine takes its share
-    here = min(world.size, config.parallel.workers if config.parallel.machines > 1 else world.size)
+    here = workers_of_this_machine(world.size)
     types = host_types(config)
     need = HostNeed(elements * types.kept_bytes * here, elements * types.summed_bytes * here)
     if not needs_file(need, room, str(folder)):
@@ -140,3 +141,13 @@ class HostMemory:
             os.posix_fallocate(file.fileno(), 0, size)
             mapping = mmap.mmap(file.fileno(), size)
         return torch.frombuffer(mapping, dtype=dtype).view(tuple(shape))
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of zeros, whose pages the system provides when they are first written.
+
+        Raises:
+            ConfigError: the file system has no room for it.
+        """
+        if self.folder is None:
+            return torch.zeros(tuple(shape), dtype=dtype)
+        return self.empty(shape, dtype)  # space that is reserved in a file reads as zeros

@@ -62,7 +62,7 @@ class HostAdamW:
 
     def first_moments(self, part: HostPart, memory: HostMemory) -> dict[str, torch.Tensor]:
         """Return the moments of a part before its first update, by the names that checkpoints have for them."""
-        zeros = {name: memory.empty(part.master.shape, self.moments).zero_() for name in ("exp_avg", "exp_avg_sq")}
+        zeros = {name: memory.zeros(part.master.shape, self.moments) for name in ("exp_avg", "exp_avg_sq")}
         return {"step": torch.zeros(()), **zeros}
 
     @torch.no_grad()

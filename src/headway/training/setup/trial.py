@@ -160,6 +160,8 @@ def _savings(train: TrainConfig, parallel: ParallelConfig, optimizer: OptimizerC
         yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_gradients)}"
     if not strategy.shards_weights and parallel.all_workers > 1:
         yield f"parallel.strategy={simplest_strategy(lambda spec: spec.shards_weights)}"
+    if train.weights != "fp32":  # moments and their update are on the host already
+        return
     if lighter := find_optimizer(optimizer.name).lighter:
         yield f"optimizer.name={' or '.join(lighter)}"
     if not optimizer.offload:

@@ -59,6 +59,13 @@ def test_tensors_hold_what_they_get(in_file: bool, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # a file without a name goes with its process
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_zeros_are_zero(in_file: bool, tmp_path: Path) -> None:
+    memory = HostMemory(tmp_path if in_file else None)
+    assert torch.equal(memory.zeros((5, 3), torch.bfloat16), torch.zeros(5, 3).bfloat16())
+    assert memory.zeros((0, 3), torch.float32).shape == (0, 3)
+
+
 def test_a_view_becomes_a_tensor_of_its_own() -> None:
     whole = torch.randn(100, 10)
     held = HostMemory().hold(whole[:2])
