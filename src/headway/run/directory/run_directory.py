@@ -1,4 +1,4 @@
-"""A run directory: its files, its attempts, and the start point of an attempt."""
+"""A run directory: its files, and its attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 from headway.checkpoint.save.fence import OWNER_FILE, Fence, Owner, fenced, read_owner
 from headway.checkpoint.save.writer_locks import wait_for_writers
-from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.core import console
 from headway.core.audit import AUDIT_FILE
 from headway.core.coordination.lease import read_lease
@@ -31,7 +29,6 @@ from headway.core.files.reserve import RESERVE_BYTES, free_reserve, take_reserve
 from headway.core.format import format_bytes
 from headway.core.process.waiting import wait_until
 from headway.run.directory.audit import record
-from headway.run.directory.ledger import Ledger
 from headway.run.directory.ownership import OwnerLock
 
 _ATTEMPT_FILE = "attempt.json"
@@ -456,47 +453,3 @@ def _read_record(attempt: Path) -> dict[str, Any]:
         return read_json_object(attempt / _ATTEMPT_FILE)
     except (OSError, ValueError):
         return {}
-
-
-@dataclass(frozen=True)
-class StartPoint:
-    """The start point of an attempt."""
-
-    checkpoint: CheckpointInfo | None
-    """None for step 0, whose state follows from the config alone."""
-
-    @property
-    def step(self) -> int:
-        """Finished steps."""
-        return self.checkpoint.step if self.checkpoint else 0
-
-
-def what_to_do(
-    run: RunDirectory, store: CheckpointStore, find: Callable[[], CheckpointInfo | None] | None = None
-) -> StartPoint:
-    """Choose the newest checkpoint that verifies, or step 0 only if that loses nothing; call this as the run's owner.
-
-    A start that repeats finished steps gives a warning.
-
-    Args:
-        run: The run.
-        store: Its local checkpoints.
-        find: Find the checkpoint (`checkpoint.discovery.find_latest`); None searches only the run directory.
-
-    Raises:
-        CheckpointError: The run had checkpoints, and none verifies now.
-    """
-    checkpoint = store.newest(console.warning) if find is None else find()
-    start = StartPoint(checkpoint)
-    committed = Ledger(run.ledger_path).committed_step
-    if checkpoint is None and committed:
-        raise CheckpointError(
-            f"step {committed} of this run was saved, but its checkpoints are gone; it does not start over by itself",
-            where=str(store.directory),
-            fix="put the checkpoints back, choose another name=..., or move this run aside with --restart",
-        )
-    if start.step < committed:
-        console.warning(f"going back from step {committed} to step {start.step}; the steps between are trained again")
-    elif checkpoint is None and len(run.attempt_records()) > 1:
-        console.warning(f"{run.path} was started before, but has no checkpoint yet: starting again from step 0")
-    return start

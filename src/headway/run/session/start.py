@@ -17,11 +17,12 @@ from headway.checkpoint.skipped_ranges import is_outdated
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import Batches, Config, LaneGrid, identity
 from headway.config.sections.segments import SEGMENTS, Segment
-from headway.core.errors import ConfigError
+from headway.core.console import warning
+from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.hashes import fingerprint
-from headway.run.directory.ledger import decided
+from headway.run.directory.ledger import Ledger, decided
 from headway.run.directory.rewind import discard_outdated, load_state, take_decisions
-from headway.run.directory.run_directory import what_to_do
+from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import write_config
 from headway.run.session.checks import check_code, check_data
 from headway.run.session.joined import Joined
@@ -86,8 +87,35 @@ def _find_step(joined: Joined) -> int:
         accept=partial(_check_same_run, config),
         usable=lambda m: not is_outdated(m, left_out),
     )
-    found = what_to_do(joined.run, store, find).checkpoint
+    found = find()
+    check_nothing_lost(joined.run, found)
     return joined.world.broadcast_number(found.step if found else -1)
+
+
+def check_nothing_lost(run: RunDirectory, found: CheckpointInfo | None) -> None:
+    """Check that an attempt may start from the checkpoint that was found, or from step 0; call this as the run's owner.
+
+    A start that repeats finished steps gives a warning.
+
+    Args:
+        run: The run.
+        found: The newest checkpoint that verifies; None for step 0, whose state follows from the config alone.
+
+    Raises:
+        CheckpointError: the run had checkpoints, and none verifies now.
+    """
+    committed = Ledger(run.ledger_path).committed_step
+    if found is None and committed:
+        raise CheckpointError(
+            f"step {committed} of this run was saved, but its checkpoints are gone; it does not start over by itself",
+            where=str(run.checkpoints),
+            fix="put the checkpoints back, choose another name=..., or move this run aside with --restart",
+        )
+    step = 0 if found is None else found.step
+    if step < committed:
+        warning(f"going back from step {committed} to step {step}; the steps between are trained again")
+    elif found is None and len(run.attempt_records()) > 1:
+        warning(f"{run.path} was started before, but has no checkpoint yet: starting again from step 0")
 
 
 def _check_same_run(config: Config, manifest: Manifest, where: str) -> None:

@@ -22,12 +22,14 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import Verification
 from headway.cli.application import application
 from headway.config import Config, RemoteConfig, TrainConfig, dump_config, identity, load_resolved, override
+from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.hashes import fingerprint
 from headway.run.directory import restore as restore_module
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.restore import prune, restore
-from headway.run.directory.run_directory import RunDirectory, what_to_do
+from headway.run.directory.run_directory import RunDirectory
+from headway.run.session.start import check_nothing_lost
 from headway.telemetry.record import open_run
 from headway.telemetry.runs import list_runs
 from headway.telemetry.summary import summarize
@@ -77,8 +79,9 @@ def test_going_back_sets_later_steps_aside_everywhere(run: RunDirectory, tmp_pat
     assert Ledger(run.ledger_path).committed_step == 2
     assert [manifest.step for manifest in remote_of(tmp_path).manifests()] == [1, 2]
     assert list((tmp_path / "remote" / "tiny" / "run-001" / "step-00000003").glob("*-shard-00000.safetensors"))
-    start = what_to_do(run, CheckpointStore(run.checkpoints)).checkpoint
+    start = CheckpointStore(run.checkpoints).newest(warning)
     assert start is not None and start.step == 2
+    check_nothing_lost(run, start)
     assert [record["outcome"] for record in run.attempt_records()] == ["finished", "restored"]
     assert {entry.step for entry in CheckpointIndex(run.path).entries()} == {1, 2}
     (listed,) = list_runs(run.path.parent)

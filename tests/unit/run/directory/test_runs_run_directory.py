@@ -18,12 +18,14 @@ import pytest
 from headway.checkpoint.save import fence
 from headway.checkpoint.save.fence import OWNER_FILE, read_owner
 from headway.checkpoint.store import CheckpointStore
+from headway.core.console import warning
 from headway.core.errors import CheckpointError
 from headway.core.process import table as process_table
 from headway.run.directory import ownership
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
-from headway.run.directory.run_directory import Attempt, RunDirectory, command_line, what_to_do
+from headway.run.directory.run_directory import Attempt, RunDirectory, command_line
+from headway.run.session.start import check_nothing_lost
 from headway.telemetry.metrics import MetricsLog, read_metrics
 from headway.training.recording.recorders import Recorder
 from support.runs import refuse_to_open
@@ -425,11 +427,17 @@ def store(run: RunDirectory) -> CheckpointStore:
     return CheckpointStore(run.checkpoints)
 
 
+def start_of(run: RunDirectory, store: CheckpointStore) -> int:
+    """The step from which an attempt starts that looks at the run directory alone."""
+    found = store.newest(warning)
+    check_nothing_lost(run, found)
+    return 0 if found is None else found.step
+
+
 def test_a_new_run_starts_at_step_0_quietly(
     run: RunDirectory, attempt: Attempt, store: CheckpointStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = what_to_do(run, store)
-    assert start.checkpoint is None and start.step == 0
+    assert start_of(run, store) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -438,7 +446,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_and_says_so(
 ) -> None:
     die(run.begin_attempt("x"))
     again = run.begin_attempt("y")
-    assert what_to_do(run, store).step == 0
+    assert start_of(run, store) == 0
     assert "has no checkpoint yet: starting again from step 0" in capsys.readouterr().err
     again.finish("finished", 0)
 
@@ -449,10 +457,10 @@ def test_a_run_resumes_from_the_newest_good_checkpoint(
     for step in (10, 20):
         save(store, step)
         Ledger(run.ledger_path).commit(1, step - 10, step, {}, f"step-{step:08d}")
-    assert what_to_do(run, store).step == 20
+    assert start_of(run, store) == 20
     assert capsys.readouterr().err == ""
     (run.checkpoints / "step-00000020" / "manifest.json").unlink()
-    assert what_to_do(run, store).step == 10
+    assert start_of(run, store) == 10
     said = capsys.readouterr().err
     assert "passing over" in said and "going back from step 20 to step 10" in said
 
@@ -461,7 +469,7 @@ def test_a_checkpoint_that_the_ledger_does_not_know_yet_counts(
     run: RunDirectory, attempt: Attempt, store: CheckpointStore
 ) -> None:
     save(store, 10)
-    assert what_to_do(run, store).step == 10
+    assert start_of(run, store) == 10
 
 
 def test_a_run_whose_checkpoints_are_gone_never_starts_over(
@@ -469,7 +477,7 @@ def test_a_run_whose_checkpoints_are_gone_never_starts_over(
 ) -> None:
     Ledger(run.ledger_path).commit(1, 0, 10, {}, "step-00000010")
     with pytest.raises(CheckpointError, match="step 10 of this run was saved, but its checkpoints are gone") as error:
-        what_to_do(run, store)
+        start_of(run, store)
     assert "--restart" in str(error.value.fix) and error.value.exit_code == 4
 
 
@@ -479,7 +487,7 @@ def test_a_run_whose_checkpoints_are_damaged_never_starts_over(
     save(store, 10)
     (run.checkpoints / "step-00000010" / "shard-00000.safetensors").unlink()
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints verifies"):
-        what_to_do(run, store)
+        start_of(run, store)
 
 
 def test_a_command_is_written_down_as_it_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
