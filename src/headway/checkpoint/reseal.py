@@ -21,6 +21,7 @@ from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import sync_folder
 from headway.core.files.hashes import sha256_file
 from headway.core.process.faults import fault_point
+from headway.core.process.variables import with_variables
 
 #: Variables of the new keys; with `_FILE`, of the files that hold them.
 NEW_ENCRYPTION_KEY = "HEADWAY_NEW_ENCRYPTION_KEY"
@@ -47,15 +48,8 @@ class Keys:
     def in_use(self) -> Iterator[None]:
         """Read and write checkpoints with these keys in a block; the process must have no other thread that does."""
         given = {sealing.VARIABLE: self.encryption, signing.VARIABLE: self.signing}
-        names = [name + suffix for name in given for suffix in ("", "_FILE")]
-        before = {name: os.environ.pop(name) for name in names if name in os.environ}
-        os.environ.update({name: text for name, text in given.items() if text is not None})
-        try:
+        with with_variables({**dict.fromkeys(f"{name}_FILE" for name in given), **given}):
             yield
-        finally:
-            for name in given:
-                os.environ.pop(name, None)
-            os.environ.update(before)
 
 
 def old_and_new_keys() -> tuple[Keys, Keys]:

@@ -206,7 +206,7 @@ def _dial(config: Path, minutes: float | None, size: str | None, depth: int | No
 
 
 def _config_for(folder: Path, overrides: list[str], dial: Dial, restart: bool) -> Config:
-    from headway.run.session.attempt import with_variables
+    from headway.core.process.variables import with_variables
     from headway.run.supervisor.local_workers import ONE_THREAD
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process

@@ -60,6 +60,21 @@ def read_lease(run: Path) -> Lease | None:
         return None
 
 
+def seconds_run(run: Path, attempt: int, moment: float) -> float | None:
+    """Return for how many seconds an attempt without a recorded end had run at a moment, by a monotonic clock.
+
+    Args:
+        run: The run directory.
+        attempt: Number of the attempt.
+        moment: Unix seconds.
+
+    Returns:
+        None if the owner's lease is that of another attempt, or does not say.
+    """
+    lease = read_lease(run)
+    return None if lease is None or lease.attempt != attempt else lease.seconds_at(moment)
+
+
 def new_lease(attempt: int, ran: float) -> bytes:
     """Return a lease of an attempt that has run for some seconds; it begins now, and lies behind the owner's record."""
     until = round(time.time() + _LASTS_SECONDS, 3)

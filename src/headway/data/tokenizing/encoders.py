@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError, DataError
+from headway.core.process.variables import with_variables
 from headway.data.tokenizing import spec as specs
 from headway.data.tokenizing.edge_case_texts import edge_case_texts, shortened
 from headway.data.tokenizing.library import LibraryPanic, UnencodableTextError, panics_as_errors
@@ -212,8 +213,9 @@ def open_encoder(
             f"data.tokenizer.encoder: {name} needs the package '{name}', which is not installed.",
             fix=f"pip install {name}",
         )
+    variables = {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))
     try:
-        with _threads(threads), panics_as_errors():
+        with with_variables(variables), panics_as_errors():
             encoder = _FAST[name](tokenizer, special_tokens_in_text)
             encoder.encode(["a"])
     except Exception as error:  # libraries raise errors of any type
@@ -222,22 +224,6 @@ def open_encoder(
         raise DataError(f"{name} cannot use the tokenizer: {reason}", where=tokenizer.where, fix=fix) from None
     _last = (key, encoder)
     return encoder
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Set the number of threads with which a library starts, for the duration of a block."""
-    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    if count is not None:
-        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(count)))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def choose_encoder(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config import Config
+from headway.core.coordination.lease import seconds_run
 from headway.core.errors import BudgetReached
 from headway.core.files.foreign import as_number
 from headway.cost.pricing import budget_reached
@@ -28,7 +29,6 @@ from headway.run.directory.run_directory import (
     RESTARTS_KEY,
     attempt_folder,
     last_sign_of_life,
-    seconds_run,
 )
 from headway.telemetry.goodput import START, goodput_of
 from headway.telemetry.metrics import Metrics

@@ -18,7 +18,7 @@ from headway.checkpoint.save.fence import OWNER_FILE, Fence, Owner, fenced, read
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.core import console
 from headway.core.audit import AUDIT_FILE
-from headway.core.coordination.lease import read_lease
+from headway.core.coordination.lease import seconds_run
 from headway.core.coordination.preemption_board import posted
 from headway.core.credentials.secrets import redact_arguments
 from headway.core.errors import CheckpointError, fix_for
@@ -299,21 +299,6 @@ def last_sign_of_life(folder: Path, started: float | None) -> float | None:
         if started is not None and abs(began - started) < _COPIED_SECONDS:
             return max(times, default=began)
     return None
-
-
-def seconds_run(run: Path, attempt: int, moment: float) -> float | None:
-    """Return for how many seconds an attempt without a recorded end had run at a moment, by a monotonic clock.
-
-    Args:
-        run: The run directory.
-        attempt: Number of the attempt.
-        moment: Unix seconds.
-
-    Returns:
-        None if the owner's lease is that of another attempt, or does not say.
-    """
-    lease = read_lease(run)
-    return None if lease is None or lease.attempt != attempt else lease.seconds_at(moment)
 
 
 def attempt_folder(run: Path, number: int) -> Path:

@@ -441,18 +441,3 @@ def report_changes(run: RunDirectory, config: Config, options: RunOptions) -> No
         after = learning_rate(config, done)
         if not math.isclose(learning_rate(old, done), after, rel_tol=1e-6):
             warning(f"the learning rate was {before:.3g} in step {done:,} and is {after:.3g} in step {done + 1:,}")
-
-
-@contextmanager
-def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started in a block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

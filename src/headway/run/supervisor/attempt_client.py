@@ -18,10 +18,11 @@ from headway.core.console import flush_streams
 from headway.core.process.command import module_command
 from headway.core.process.exit import die_with_parent
 from headway.core.process.signals import STOP_SIGNALS, reset
+from headway.core.process.variables import with_variables
 from headway.core.process.waiting import wait_until
 from headway.core.storage import load_filesystem
 from headway.data.store_manifest import MANIFEST
-from headway.run.session.attempt import RunOptions, with_variables
+from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.agent import load_training
 from headway.run.supervisor.attempt_process import run_attempt
 from headway.run.supervisor.messages import AttemptChannel, AttemptMessage, Order, SentConfig

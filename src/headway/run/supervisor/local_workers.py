@@ -27,7 +27,7 @@ from headway.core.files.foreign import read_json_lines
 from headway.core.files.scratch import file_in_memory
 from headway.core.process.command import module_command
 from headway.core.process.signals import STOP_SIGNALS, handled, reset
-from headway.run.session.attempt import with_variables
+from headway.core.process.variables import with_variables
 from headway.run.supervisor.processes import can_be_copied
 from headway.run.supervisor.worker import SPARE_VARIABLE
 
