@@ -15,7 +15,8 @@ from headway.checkpoint.format.manifest import step_name
 from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.remote.acquire import acquire_tier, find_tier, is_sent
 from headway.checkpoint.remote.ownership import FencedError, OtherRunError, read_claim
-from headway.checkpoint.remote.tier import CLAIM, RemoteTier, SupersededError, journal_of
+from headway.checkpoint.remote.tier import RemoteTier, SupersededError, journal_of
+from headway.checkpoint.remote.tier_reader import CLAIM
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, new_run_id, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote

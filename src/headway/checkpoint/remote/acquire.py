@@ -11,7 +11,8 @@ from headway.checkpoint.index import REMOTE, CheckpointIndex
 from headway.checkpoint.remote.audit_anchor import anchor_log
 from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import OtherRunError, PlaceOwner, other_run, read_claim
-from headway.checkpoint.remote.tier import RESEALING, RemoteTier, check_same_run
+from headway.checkpoint.remote.tier import RESEALING, RemoteTier
+from headway.checkpoint.remote.tier_reader import check_same_run
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RunIdentity, run_record
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 

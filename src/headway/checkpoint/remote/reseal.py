@@ -18,7 +18,8 @@ from headway.checkpoint.records import RECORDS, RECORDS_FILE, segments_of
 from headway.checkpoint.remote.files import SENT_AS, name_there, sent_name
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.sealed_objects import SealedObjects
-from headway.checkpoint.remote.tier import ASIDE, RESEALING, RemoteTier
+from headway.checkpoint.remote.tier import RESEALING, RemoteTier
+from headway.checkpoint.remote.tier_reader import ASIDE
 from headway.checkpoint.reseal import SEALED_WITH, Keys, reseal_file, resealed
 from headway.core.errors import CheckpointError
 from headway.core.files.foreign import LISTING_BYTES

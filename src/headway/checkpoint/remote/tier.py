@@ -23,14 +23,13 @@ it (`run_identity`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from headway.checkpoint.format.file_hash import is_as_written
-from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.format.sealing import SEALED, VARIABLE, Undecipherable
+from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, step_name
 from headway.checkpoint.records import RECORDS, RECORDS_FILE
 from headway.checkpoint.remote.files import SENT_AS, Journal, names_there, sent_name, unexpected_objects
 from headway.checkpoint.remote.objects import NoAnswer, Objects
@@ -44,44 +43,36 @@ from headway.checkpoint.remote.ownership import (
     TierOwnership,
     check_mount_not_emptied,
     claim_name,
-    other_run,
     read_claim,
 )
-from headway.checkpoint.remote.sealed_objects import SealedObjects
 from headway.checkpoint.remote.sent_records import SentRecords
+from headway.checkpoint.remote.tier_reader import ASIDE, CLAIM, TierReader
 from headway.checkpoint.run_identity import (
     CLAIM_FILE,
-    OF_RUN,
     RUN_FILE,
-    Relation,
     RunIdentity,
     read_run_id,
-    run_record,
 )
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes
+from headway.core.files.foreign import LISTING_BYTES, read_bytes
 from headway.core.process.faults import fault_point
 from headway.core.storage import highest
 
 _JOURNALS = ".uploads"
 #: The upload journals in the run directory.
 UPLOADS = f"{_JOURNALS}/step-*.jsonl"
-#: The manifest of a checkpoint that was set aside.
-ASIDE = "manifest.set-aside.json"
 _GENERATION = re.compile(r"run-([0-9]{3,})")
 #: Marks a tier whose change of keys is not finished: an attempt with one of the keys would take half of it as damaged.
 RESEALING = "resealing.json"
-#: Key of a manifest's context: the number of the attempt's claim when it began; None without a claim.
-CLAIM = "claim"
 
 
 class SupersededError(CheckpointError):
     """The error of an upload when a later attempt of the run has published another state of the step."""
 
 
-class RemoteTier:
+class RemoteTier(TierReader):
     """The remote checkpoints of one generation of a run.
 
     Args:
@@ -91,18 +82,10 @@ class RemoteTier:
     """
 
     def __init__(self, objects: Objects, claim: Claim | None = None, identity: RunIdentity | None = None) -> None:
-        self.objects = objects
+        super().__init__(objects, identity)
         self.claim = claim
-        self.identity = identity
         self.ownership = TierOwnership(objects)
-        self._key_fits = False
         self.records = SentRecords(objects, lambda: self.assert_owner(publishes=False))
-        self._newest_claim = 0  # the highest number in any manifest read so far
-
-    @property
-    def url(self) -> str:
-        """The URL of the tier."""
-        return self.objects.url
 
     @classmethod
     def find(cls, place: Objects, run: Path, identity: RunIdentity | None = None) -> RemoteTier:
@@ -175,7 +158,7 @@ class RemoteTier:
                 self.objects, "this run", f"if it was removed on purpose, remove {run / CLAIM_FILE}"
             )
         identity = identity or RunIdentity(run, read_run_id(run), run.resolve().name)
-        claim = self.ownership.acquire(identity, attempt, max(self._newest_claim, 0 if known is None else known.number))
+        claim = self.ownership.acquire(identity, attempt, max(self.newest_claim, 0 if known is None else known.number))
         identity.keep()
         write_json(run / CLAIM_FILE, asdict(claim))
         (run / RESTARTED_FILE).unlink(missing_ok=True)
@@ -195,127 +178,6 @@ class RemoteTier:
         assert self.claim is not None, "a write needs an acquired tier"
         assert self.identity is not None, "an acquired tier has an identity"
         self.ownership.assert_held(self.claim, self.identity, publishes)
-
-    # Identity
-
-    def relation_of(self, manifest: Manifest) -> Relation:
-        """Return how a checkpoint relates to the run that reads or writes here; "own" for a person."""
-        return "own" if self.identity is None else self.identity.relation(manifest)
-
-    def check_same_run(self, manifest: Manifest) -> None:
-        """Raise an error if another run made a checkpoint.
-
-        Raises:
-            OtherRunError: Another run made it.
-        """
-        if self.identity is not None:
-            check_same_run(self.url, self.identity, manifest)
-
-    def own_manifests(self) -> list[Manifest]:
-        """Return all readable manifests of this run, in ascending order of steps."""
-        return [manifest for manifest in self.manifests() if self.relation_of(manifest) == "own"]
-
-    # Reading
-
-    def steps(self) -> list[int]:
-        """Return the steps that have a folder here, in ascending order; only a manifest makes one a checkpoint."""
-        found = {step for name in self.objects.names() if (step := step_of(name)) is not None}
-        hint = self.objects.read(NEWEST)
-        if hint is not None:
-            try:
-                known = parse_json(hint)
-                found.update({int(known["step"])} if "step" in known else ())  # no step before the first upload
-            except (ValueError, TypeError):
-                warning(f"{self.objects.url_of(NEWEST)} cannot be read; using only the listing")
-        return sorted(found)
-
-    def manifest(self, step: int) -> Manifest | None:
-        """Return the manifest of a remote checkpoint; None if there is none.
-
-        Raises:
-            CheckpointError: The manifest cannot be trusted, or the store cannot be reached.
-            ConfigError: The manifest is encrypted, and the key is missing or wrong. This does not count as damage: a
-                run that passed the checkpoint over would resume from an older one and then replace it.
-        """
-        name = f"{step_name(step)}/{MANIFEST}"
-        try:
-            content = self.objects.read(name, LISTING_BYTES)
-        except Undecipherable:
-            if self._has_the_key():
-                raise
-            raise ConfigError(
-                "it cannot be decrypted with the given key, nor can any other checkpoint here",
-                where=self.objects.url_of(name),
-                fix=f"set {VARIABLE} to the key that it was uploaded with",
-            ) from None
-        if content is None:
-            if not isinstance(self.objects, SealedObjects) and self.objects.stat(f"{name}{SEALED}") is not None:
-                raise ConfigError(
-                    "it is encrypted, and there is no key", where=self.objects.url_of(name), fix=f"set {VARIABLE}"
-                )
-            return None
-        try:
-            manifest = Manifest.parse(content)
-            if manifest.step != step:
-                raise ValueError(f"belongs to step {manifest.step}")
-        except ValueError as error:
-            raise CheckpointError(
-                f"{MANIFEST} {error}", where=self.objects.url_of(name), fix="use another checkpoint"
-            ) from None
-        number = manifest.context.get(CLAIM)
-        self._newest_claim = max(self._newest_claim, number if isinstance(number, int) else 0)
-        return manifest
-
-    def _has_the_key(self) -> bool:
-        """Return whether the key opens any sealed object here, so that one that it does not open is damaged."""
-        if not self._key_fits and isinstance(self.objects, SealedObjects):
-            names = (f"{step_name(step)}/{name}" for step in reversed(self.steps()) for name in (MANIFEST, ASIDE))
-            self._key_fits = self.objects.open_one_of(names)
-        return self._key_fits
-
-    def look_through(
-        self, steps: Iterable[int] | None = None
-    ) -> Iterator[tuple[int, Manifest | CheckpointError | ConfigError]]:
-        """Yield each step that has a manifest, with the manifest or the reason why it cannot be trusted or read.
-
-        Args:
-            steps: Steps to look at; all steps if None.
-
-        Raises:
-            UnreachableError: The store cannot be reached.
-        """
-        for step in self.steps() if steps is None else steps:
-            try:
-                manifest = self.manifest(step)
-            except NoAnswer:
-                raise
-            except (CheckpointError, ConfigError) as error:
-                yield step, error
-                continue
-            if manifest is not None:
-                yield step, manifest
-
-    def manifests(self, notice: Callable[[str], None] = warning) -> list[Manifest]:
-        """Return all readable manifests, in ascending order of steps.
-
-        Args:
-            notice: Called with a message about each unreadable manifest.
-
-        Raises:
-            ConfigError: There are manifests, and none can be read with the given key.
-        """
-        found = []
-        closed = None
-        for _, manifest in self.look_through():
-            if isinstance(manifest, Manifest):
-                found.append(manifest)
-                continue
-            if isinstance(manifest, ConfigError):
-                closed = manifest
-            notice(f"passing over {manifest.where}: {manifest.what}")
-        if closed is not None and not found:
-            raise closed
-        return found
 
     # Writing
 
@@ -494,23 +356,6 @@ class RemoteTier:
     def _hint(self, step: int) -> None:
         assert self.claim is not None, "it has published"
         self.ownership.write_hint(self.claim, step)
-
-
-def check_same_run(url: str, identity: RunIdentity, manifest: Manifest) -> None:
-    """Raise an error if another run made a remote checkpoint.
-
-    Args:
-        url: URL of the tier.
-        identity: The run that reads or writes there.
-        manifest: The checkpoint's manifest.
-
-    Raises:
-        OtherRunError: Another run made it.
-    """
-    made_by = run_record(manifest.context.get(OF_RUN))
-    if made_by is not None and identity.relation(manifest) == "other":
-        published = f", whose attempt {manifest.context.get('attempt')} has published {step_name(manifest.step)}"
-        raise other_run(url, made_by, published, "holds checkpoints of")
 
 
 def journal_of(run: Path, step: int) -> Path:

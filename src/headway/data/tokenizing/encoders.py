@@ -213,9 +213,8 @@ def open_encoder(
             f"data.tokenizer.encoder: {name} needs the package '{name}', which is not installed.",
             fix=f"pip install {name}",
         )
-    variables = {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))
     try:
-        with with_variables(variables), panics_as_errors():
+        with with_variables(_thread_variables(threads)), panics_as_errors():
             encoder = _FAST[name](tokenizer, special_tokens_in_text)
             encoder.encode(["a"])
     except Exception as error:  # libraries raise errors of any type
@@ -224,6 +223,11 @@ def open_encoder(
         raise DataError(f"{name} cannot use the tokenizer: {reason}", where=tokenizer.where, fix=fix) from None
     _last = (key, encoder)
     return encoder
+
+
+def _thread_variables(count: int | None) -> dict[str, str]:
+    """Return the variables that say with how many threads a library starts; none to leave it to the library."""
+    return {} if count is None else dict.fromkeys(_THREAD_VARIABLES, str(count))
 
 
 def choose_encoder(
@@ -259,7 +263,7 @@ def choose_encoder(
         _check_no_special_tokens(tokenizer, texts, encoded, special_tokens_in_text)
         return REFERENCE
     # Set before the libraries' threads begin: reading the environment while it grows can crash the process.
-    with _threads(threads):
+    with with_variables(_thread_variables(threads)):
         begin_loading(lambda: tokenizer.content_for(special_tokens_in_text), wanted)
         texts += shortened(sample)
         # Wait for the reference last: it holds the interpreter lock while it loads, unlike the fast encoders.

@@ -14,7 +14,8 @@ from headway.checkpoint.format.manifest import Manifest
 from headway.checkpoint.records import RECORDS, RECORDS_FILE, record_names, unpack_records
 from headway.checkpoint.remote.acquire import find_tier, resolve_identity
 from headway.checkpoint.remote.ownership import read_claim
-from headway.checkpoint.remote.tier import CLAIM, RemoteTier
+from headway.checkpoint.remote.tier import RemoteTier
+from headway.checkpoint.remote.tier_reader import CLAIM
 from headway.checkpoint.run_identity import RUN_ID, RunIdentity, run_identity
 from headway.config import Config
 from headway.core.console import notice, warning

@@ -12,7 +12,7 @@ from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.post_save import MaintainerSettings
 from headway.checkpoint.remote.acquire import find_tier
 from headway.checkpoint.remote.ownership import read_claim
-from headway.checkpoint.remote.tier import CLAIM
+from headway.checkpoint.remote.tier_reader import CLAIM
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, run_identity
 from headway.checkpoint.save.messages import WriterSettings
 from headway.checkpoint.save.writer import CheckpointWriter

@@ -15,7 +15,8 @@ from headway.checkpoint.records import RECORDS, RECORDS_FILE, RecordsPacker, seg
 from headway.checkpoint.remote.acquire import acquire_tier
 from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.sealed_objects import SealedObjects
-from headway.checkpoint.remote.tier import CLAIM, RemoteTier, journal_of
+from headway.checkpoint.remote.tier import RemoteTier, journal_of
+from headway.checkpoint.remote.tier_reader import CLAIM
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_ID, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig, identity, resolve
