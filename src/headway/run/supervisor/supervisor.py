@@ -11,9 +11,12 @@ import faulthandler
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 
 from headway.config import Config
 from headway.core.alerts import Alerts, alerting
@@ -22,8 +25,9 @@ from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.process.table import has_one_thread
 from headway.core.process.waiting import wait_until
+from headway.core.startup.early_stop import take_early_signals
 from headway.run.directory.account import stopped_by_budget
-from headway.run.directory.cancel import forget_cancel
+from headway.run.directory.cancel import check_not_cancelled, forget_cancel
 from headway.run.directory.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.attempt_client import has_data, load_ahead
@@ -34,11 +38,12 @@ from headway.run.supervisor.machines.attempt_machines import AttemptMachines
 from headway.run.supervisor.machines.run_machines import RunMachines
 from headway.run.supervisor.processes import adopt_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision, RestartPolicy, newest_checkpoint
-from headway.run.supervisor.stop_requests import StopRequests
 from headway.run.supervisor.worker_pool import WorkerPool
 
 #: Time between looks while it waits between attempts.
 _POLL_SECONDS = 0.1
+#: Time between looks for a request to cancel the run; while an attempt runs, its workers look.
+_ASK_SECONDS = 1.0
 #: Loading that takes longer than this is reported.
 _LONG_SECONDS = 55.0
 #: How long a thread of the C library may take to end.
@@ -105,6 +110,54 @@ def _report_stack(reader: int) -> None:
             stack, name = tempfile.mkstemp(prefix="headway-loading-", suffix=".txt")
             say(f"loading PyTorch takes more than {_LONG_SECONDS:.0f} s, as from a slow disk; where it is: {name}")
         os.write(stack, block)
+
+
+class StopRequests:
+    """The stop signals that a command has received, those from before this was made included.
+
+    Args:
+        run: The run directory.
+        machines: The other machines of the run; None for a run on one.
+    """
+
+    def __init__(self, run: Path, machines: RunMachines | None) -> None:
+        self._run = run
+        self._machines = machines
+        self._asked_at = 0.0
+        self.signals: list[int] = []
+        for number in take_early_signals():
+            self.record(number, None)
+
+    def record(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal: a handler of signals."""
+        if self._machines is None:
+            self.signals.append(number)
+        else:
+            self._machines.add_signal(self.signals, number)
+
+    def hear(self) -> list[int]:
+        """Return the signals of all machines so far."""
+        return self.signals if self._machines is None else self._machines.hear(self.signals)
+
+    def check_not_cancelled(self) -> None:
+        """Check that no process has cancelled the run, about once a second.
+
+        Raises:
+            Cancelled: it was cancelled.
+        """
+        now = time.monotonic()
+        if now - self._asked_at >= _ASK_SECONDS:
+            self._asked_at = now
+            check_not_cancelled(self._run)
+
+    def error(self, when: str) -> Preempted:
+        """Return the error of a command that a signal stops while no attempt runs."""
+        return Preempted(f"stopped by {self.name} {when}", fix="run the same command again")
+
+    @property
+    def name(self) -> str:
+        """The name of the first signal."""
+        return signal.Signals(self.signals[0]).name
 
 
 class _Supervisor:
