@@ -73,6 +73,11 @@ class Comparison:
 _PACKINGS = ("results", "log-normal", "packings", 0)
 _STEPS = ("results", "log-normal", "steps", 0, "seconds")
 
+_TRAINING = (
+    "--preset", "4m", "--vocabulary", "8192", "--only", "ceiling", "--compile", "off", "--rounds", "1", "--steps", "12",
+    "--warmup", "3",
+)  # fmt: skip
+
 COMPARISONS: dict[str, Comparison] = {
     "model": Comparison(
         "model_step.py",
@@ -82,8 +87,12 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "training": Comparison(
         "train/speed.py",
-        ("--preset", "4m", "--vocabulary", "8192", "--only", "ceiling", "--compile", "off", "--rounds", "1",
-         "--steps", "12", "--warmup", "3"),
+        _TRAINING,
+        {"speed: the best loop by hand": Ratio(("medians", "ceiling", "headway_speed_ratio"))},
+    ),
+    "training in bf16": Comparison(
+        "train/speed.py",
+        (*_TRAINING, "--precision", "bf16"),
         {"speed: the best loop by hand": Ratio(("medians", "ceiling", "headway_speed_ratio"))},
     ),
     "continue": Comparison(
