@@ -77,8 +77,7 @@ class HostWeightsStep(Passes):
                       buffers=self.passing),
             base.plus("a layer, backward", activations=self.last_layer - min(self.kept), gradients=waits + leaving,
                       buffers=self.passing),
-            # A tied table's two gradients are added to a third.
-            base.plus("embedding, backward", gradients=2 * waits + stage.table + leaving, buffers=self.sizes.gradient),
+            base.plus("embedding, backward", gradients=waits + stage.table + leaving, buffers=self.sizes.gradient),
         ]  # fmt: skip
 
     def _by_owner(self) -> list[Moment]:
@@ -101,7 +100,7 @@ class HostWeightsStep(Passes):
                 base.plus("gradients sent", activations=below, buffers=self.sizes.gradient,
                           gradients=waits + max(here)),
             ]  # fmt: skip
-        moments.append(base.plus("gradients sent", gradients=2 * waits + there.get("embedding.weight", 0)))
+        moments.append(base.plus("gradients sent", gradients=waits + there.get("embedding.weight", 0)))
         bucket = max(stage.largest, min(BUCKET_BYTES, self._owned))
         moments.append(base.plus("weights sent", communication=min(stage.all, BUCKETS_IN_FLIGHT * bucket)))
         return moments
