@@ -97,8 +97,11 @@ def plan_memory(
         elif on_host:
             half = replace(stage, element_bytes=BF16_BYTES, gathers_half=False)
             there = HostWeightsStep(half, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
-            moments += there.moments()
-            hosts.append(there.host())
+            host = there.host()
+            hosts.append(host)
+            # A CPU has both in one memory.
+            kept = {"weights": host.weights, "gradients": host.gradients, "optimizer": host.optimizer}
+            moments += [moment.plus(moment.name, **kept) if on_cpu else moment for moment in there.moments()]
         else:
             step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
             moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()

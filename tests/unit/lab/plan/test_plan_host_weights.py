@@ -22,6 +22,7 @@ from headway.models.facts import count_parameters
 from headway.parallel.host_weights import transfers
 
 TESTS = Path(__file__).parents[3]
+SCRIPT = TESTS.parent / "benchmarks" / "gpu" / "host_weights.py"
 GIB = 2**30
 _30M = {"dim": 512, "layers": 6, "heads": 8, "kv_heads": 4, "ffn_dim": 1536, "vocab_size": 8192}
 _VOCABULARY = {"dim": 256, "layers": 4, "heads": 4, "kv_heads": 2, "ffn_dim": 768, "vocab_size": 65536}
@@ -117,6 +118,29 @@ def test_two_workers_share_masters_and_moments(strategy: str, least: float) -> N
     assert made.memory.peak_bytes / GIB >= least
     assert made.memory.host.weights == pytest.approx(2 * total, rel=0.01)
     assert made.memory.host.optimizer == pytest.approx(4 * total, rel=0.01)
+
+
+def test_on_a_cpu_masters_and_moments_count_with_the_rest() -> None:
+    given = values(_30M)
+    given["train"]["device"] = "cpu"
+    config = resolve(Config.model_validate(given))
+    planned = plan_memory(config, config.model, Layout.of(config, 1), "cpu")
+    total = count_parameters(config.model).total
+    assert planned.host.total == 0 and planned.peak_bytes > 18 * total
+    assert (planned.peak.parts["weights"], planned.peak.parts["optimizer"]) == (6 * total, 8 * total)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not SCRIPT.exists(), reason="the benchmarks are not part of this copy")
+def test_the_script_for_a_gpu_runs_in_its_tiny_form(tmp_path: Path) -> None:
+    output = tmp_path / "found.json"
+    command = [sys.executable, str(SCRIPT), "--tiny", "--parts", "offload", "large", "kill", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=850)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())["results"]
+    assert found["kill"]["headway"]["equal"] is True
+    assert found["offload"]["headway"]["save"]["whole_seconds"] > 0 and found["large"]["headway"]["fits"] is True
 
 
 def test_it_is_recommended_where_nothing_else_fits() -> None:
