@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from headway.config import Config
     from headway.parallel.world import World
 
-#: Share of the available memory that may be taken: the rest is for batches, libraries and the page cache.
-_USABLE_SHARE = 0.9
+#: Share of the available memory that may be taken. What is left is little: all of a machine is meant for this, and each
+#: update of what lies in files takes minutes.
+_USABLE_SHARE = 0.99
 #: The first save moves masters and moments to the file that it is written from.
 _COPIES_ON_DISK = 2
 
