@@ -61,6 +61,12 @@ StorageOption = Annotated[
         help="Option of fsspec for the URL, as in checkpoint.remote.options; may be repeated.",
     ),
 ]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry", metavar="FOLDER|URL", help="The registry; HEADWAY_REGISTRY or the folder registry when not given."
+    ),
+]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")]
 StepOption = Annotated[int | None, typer.Option(help="Checkpoint to use; the newest good one when not given.")]
 TemperatureOption = Annotated[

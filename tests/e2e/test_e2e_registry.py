@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.registry.sources import best_step
+from headway.registry.sources import ranked_steps
 from headway.run.directory.ledger_proof import prove
 from headway.telemetry.record import open_run
 from support.runs import headway, write_config
@@ -65,7 +65,7 @@ def test_a_run_becomes_a_version_with_its_evidence(run: Path, tmp_path: Path) ->
 def test_the_best_checkpoint_is_the_one_of_least_loss(run: Path) -> None:
     record = open_run(run)
     losses = dict(zip(*(series.tolist() for series in record.metrics.finite("evaluation/loss")), strict=True))
-    assert best_step(record) == min((losses[one.step], one.step) for one in record.checkpoints)[1]
+    assert ranked_steps(record)[0] == min((losses[one.step], one.step) for one in record.checkpoints)[1]
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headway.checkpoint.retention import Rules
-from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.foreign import as_number, read_json_object, read_text
@@ -22,7 +21,7 @@ from headway.run.directory.ledger_proof import LedgerProof, prove
 from headway.telemetry.model_card import card_facts
 from headway.telemetry.record import Run, as_text, dig, is_run, open_run
 from headway.training.evaluation.benchmarks import results_path
-from headway.training.evaluation.inference import export_trained, load_trained
+from headway.training.evaluation.inference import TrainedModel, export_trained, load_trained
 
 _LICENCE = re.compile(r"^license:[ \t]*[\"']?([A-Za-z0-9][A-Za-z0-9.+-]{0,63})[\"']?[ \t]*$", re.MULTILINE)
 #: Sources whose names and counts are kept; more only as a number.
@@ -92,8 +91,7 @@ def _of_folder(folder: Path, source: Mapping[str, Any]) -> Gathered:
 
 def _of_run(path: Path, options: ExportOptions, folder: Path) -> Gathered:
     run = open_run(path)
-    step = best_step(run) if options.best else options.step
-    trained = load_trained(path, step=step)
+    trained = _load_best(run) if options.best else load_trained(path, step=options.step)
     step = trained.step or 0
     export_trained(trained, folder, options.dtype, merge=options.merge)
     checkpoint = next((one for one in run.checkpoints if one.step == step), None)
@@ -119,28 +117,34 @@ def _of_run(path: Path, options: ExportOptions, folder: Path) -> Gathered:
     return Gathered(folder, source, known, parent=base if isinstance(base, str) else None)
 
 
-def best_step(run: Run) -> int:
-    """Return the step of the best checkpoint that verifies, by the metric of the run's retention.
+def _load_best(run: Run) -> TrainedModel:
+    """Load the best checkpoint that verifies.
 
     Raises:
-        CheckpointError: No checkpoint has that metric.
+        CheckpointError: No checkpoint has the metric of the run's retention.
     """
+    for step in ranked_steps(run):
+        try:
+            return load_trained(run.path, step=step)
+        except CheckpointError as error:
+            warning(f"the checkpoint of step {step:,} is damaged, and passed over: {error.what}")
+    raise CheckpointError(
+        "no checkpoint has a known value of checkpoint.keep_metric",
+        where=str(run.path),
+        fix="--step N, or leave out --best for the newest",
+    )
+
+
+def ranked_steps(run: Run) -> list[int]:
+    """Return the steps of checkpoints whose value of the run's retention metric is known, the best first."""
     rules = Rules()
     metric = as_text(run.get("checkpoint.keep_metric")) or rules.keep_metric
     mode = as_text(run.get("checkpoint.keep_mode")) or rules.keep_mode
     steps, values = run.metrics.finite(metric)
     known = dict(zip(map(int, steps), map(float, values), strict=True))
-    ranked = sorted(
+    return sorted(
         (one.step for one in run.checkpoints if one.step in known),
         key=lambda step: (known[step] if mode == "min" else -known[step], -step),
-    )
-    store = CheckpointStore(run.path / "checkpoints")
-    for step in ranked:
-        if store.verify(step).good:
-            return step
-        warning(f"the checkpoint of step {step:,} is damaged, and passed over")
-    raise CheckpointError(
-        f"no checkpoint has a known {metric}", where=str(run.path), fix="--step N, or leave out --best for the newest"
     )
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import JsonOption, StorageOption, print_json, print_table, writing
+from headway.command_line import JsonOption, RegistryOption, StorageOption, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_text, warning
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN, format_bytes
 from headway.models.versions import Reference, local_folder, resolve
 from headway.registry.card import ledger_word, version_card
-from headway.registry.cli.options import KeyOption, RegistryOption, VersionArgument, moment, open_named, summary
+from headway.registry.cli.options import KeyOption, VersionArgument, moment, open_named, summary
 from headway.registry.gate import benchmark_rows
 from headway.registry.signing import check_key, signature_problem
 from headway.registry.verify import Finding, verify_model

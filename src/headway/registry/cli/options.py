@@ -18,14 +18,6 @@ from headway.models.versions.registry import VARIABLE
 if TYPE_CHECKING:
     from headway.models.versions import ModelVersion, Registry
 
-RegistryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--registry",
-        metavar="FOLDER|URL",
-        help="The registry; HEADWAY_REGISTRY or the folder registry when not given.",
-    ),
-]
 VersionArgument = Annotated[
     str,
     typer.Argument(metavar="NAME@VERSION", help="A version by number or alias; the newest for a name."),

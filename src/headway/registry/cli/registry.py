@@ -12,6 +12,7 @@ import typer
 from headway.command_line import (
     DtypeOption,
     JsonOption,
+    RegistryOption,
     StepOption,
     StorageOption,
     print_json,
@@ -23,7 +24,7 @@ from headway.core.user_command import suggest_next
 from headway.models.versions import Reference, resolve
 from headway.registry.aliases import check_alias, next_change, put_change, refusal
 from headway.registry.cli import looking, sending
-from headway.registry.cli.options import RegistryOption, VersionArgument, moment, open_named, summary
+from headway.registry.cli.options import VersionArgument, moment, open_named, summary
 from headway.registry.files import files_to_register
 from headway.registry.gate import GATED, GateSettings, as_record, run_gate
 from headway.registry.signing import signed

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, StorageOption, print_json, print_table
+from headway.command_line import JsonOption, RegistryOption, StorageOption, print_json, print_table
 from headway.core.console import notice, print_line, warning
 from headway.core.errors import CheckpointError
 from headway.core.format import format_bytes
 from headway.models.hub.push import push as send
 from headway.models.versions import local_folder, resolve
-from headway.registry.cli.options import KeyOption, RegistryOption, VersionArgument, open_named
+from headway.registry.cli.options import KeyOption, VersionArgument, open_named
 from headway.registry.mirrors import MLFLOW, check_target, hub_upload, send_to_mlflow
 from headway.registry.pull import pull_to
 from headway.registry.signing import signature_problem

@@ -10,6 +10,7 @@ import typer
 from headway.command_line import (
     DefaultVerb,
     JsonOption,
+    RegistryOption,
     StepOption,
     StorageOption,
     print_json,
@@ -139,10 +140,7 @@ def run(
     ),
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option(help="Name that clients ask for; that of MODEL when not given.")] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER|URL", help="The registry, as for headway registry."),
-    ] = None,
+    registry: RegistryOption = None,
     option: StorageOption = None,
     step: StepOption = None,
     engine: Annotated[
