@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints, UInt64s
 from headway.core.errors import DataError
 from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes, read_json
 from headway.core.files.hashes import fingerprint, sha256_file
@@ -240,12 +241,12 @@ class TokenStore:
         """Return the shards of a source in a split, in order."""
         return self._stream(split, source).shards
 
-    def documents(self, split: str, source: str) -> NDArray[np.uint64]:
+    def documents(self, split: str, source: str) -> UInt64s:
         """Return the document offsets in the source's tokens, with the end of the last: uint64 (documents + 1,)."""
         parts = [self.shard_documents(split, source, n)[:-1] for n in range(len(self.shards(split, source)))]
         return np.concatenate([*parts, np.array([self.tokens(split, source)], dtype="<u8")])
 
-    def shard_documents(self, split: str, source: str, number: int) -> NDArray[np.uint64]:
+    def shard_documents(self, split: str, source: str, number: int) -> UInt64s:
         """Return the document offsets of shard `number`, relative to the source: uint64 (documents of the shard + 1,).
 
         Raises:
@@ -286,7 +287,7 @@ class TokenStore:
         part = self.manifest["splits"].get(split, {}).get(source, {})
         return self.has_mask(split, source) and part.get(ROWS_WITHOUT_TARGET) == LEFT_OUT
 
-    def read_mask(self, split: str, source: str, start: int, count: int) -> NDArray[np.bool_] | None:
+    def read_mask(self, split: str, source: str, start: int, count: int) -> Bools | None:
         """Return for tokens [start, start + count) of a source whether they are trained; None if all of it are.
 
         Raises:
@@ -298,7 +299,7 @@ class TokenStore:
         stream = self._masks[key]
         return None if stream is None else stream.read(start, count).astype(np.bool_, copy=False)
 
-    def want(self, split: str, source: str, starts: NDArray[np.int64], count: int, index: bool = False) -> None:
+    def want(self, split: str, source: str, starts: Ints, count: int, index: bool = False) -> None:
         """Announce reads of tokens [start, start + count) of a source, so that a remote store can prefetch them.
 
         Args:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config import Batches
-from headway.telemetry.curves import POINTS, Floats, Steps, envelope, half_window, smooth, thin
+from headway.core.arrays import Floats
+from headway.telemetry.curves import POINTS, Steps, envelope, half_window, smooth, thin
 from headway.telemetry.record import Run
 
 #: Series with a colour of their own.

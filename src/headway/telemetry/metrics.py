@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.core.arrays import Floats, Ints
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, ConfigError, fix_for, missing_extra
 from headway.core.files.atomic import ends_with_newline
@@ -325,12 +325,12 @@ class Metrics:
         steps = self._columns["attempt"].steps
         return steps[-1] if steps else 0
 
-    def series(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def series(self, name: str) -> tuple[Ints, Floats]:
         """Return steps (rising, each once) and values of one name, both of shape `(points,)`; empty if unknown."""
         column = self._columns.get(name) or _Column()
         return np.array(column.steps, dtype=np.int64), np.array(column.values, dtype=np.float64)
 
-    def finite(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def finite(self, name: str) -> tuple[Ints, Floats]:
         """Return `series` without NaN and infinite values."""
         steps, values = self.series(name)
         keep = np.isfinite(values)

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from headway.config import Batches
+from headway.core.arrays import Floats
 from headway.telemetry.charts import SERIES_COLOURS, Chart, Entry, Line, dashed, loss_label, plot_of
-from headway.telemetry.curves import POINTS, Floats, half_window, smooth, thin, token_scale
+from headway.telemetry.curves import POINTS, half_window, smooth, thin, token_scale
 from headway.telemetry.record import Run
 
 Axis = Literal["step", "tokens", "time"]

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.core.arrays import Floats
 from headway.core.files.atomic import atomic_write
-from headway.telemetry.curves import Floats, Steps, axis_labels, half_window, smooth, thin
+from headway.telemetry.curves import Steps, axis_labels, half_window, smooth, thin
 
 #: Of the Okabe-Ito palette, those that are seen on white and on black.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -79,11 +79,11 @@ class _Area:
     low: float
     high: float
 
-    def x(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    def x(self, steps: Floats) -> Floats:
         """Return positions of steps in the picture."""
         return _LEFT + (steps - self.left) / (self.right - self.left) * (_WIDTH - _LEFT - _RIGHT)
 
-    def y(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def y(self, values: Floats) -> Floats:
         """Return positions of values in the picture."""
         return _HEIGHT - _BOTTOM - (values - self.low) / (self.high - self.low) * (_HEIGHT - _TOP - _BOTTOM)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Ints
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.preparing.records import recorded_encoder
@@ -67,7 +68,7 @@ def _split(store: TokenStore, split: str, source: str) -> dict[str, Any]:
     }
 
 
-def _lengths(store: TokenStore, split: str, source: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _lengths(store: TokenStore, split: str, source: str) -> tuple[Ints, Ints]:
     """Return the number of documents of each length below `_COUNTED`, and the lengths of the others."""
     counts = np.zeros(_COUNTED, dtype=np.int64)
     long = [np.empty(0, dtype=np.int64)]
@@ -80,14 +81,14 @@ def _lengths(store: TokenStore, split: str, source: str) -> tuple[NDArray[np.int
     return counts, np.concatenate(long)
 
 
-def _percentiles(values: NDArray[np.int64], times: NDArray[np.int64]) -> dict[str, int]:
+def _percentiles(values: Ints, times: Ints) -> dict[str, int]:
     """Return percentiles of document length in tokens, end-of-text included. Each is a length that occurs."""
     below = np.cumsum(times)
     ranks = [max(1, -(-int(below[-1]) * percentile // 100)) for percentile in PERCENTILES]
     return {str(p): int(values[np.searchsorted(below, rank)]) for p, rank in zip(PERCENTILES, ranks, strict=True)}
 
 
-def _histogram(values: NDArray[np.int64], times: NDArray[np.int64]) -> list[list[int]]:
+def _histogram(values: Ints, times: Ints) -> list[list[int]]:
     """Return a histogram of lengths in half octaves: [lower end, upper end (exclusive), documents]; no empty bins."""
     edges = np.unique(np.round(2.0 ** np.arange(0, int(values.max()).bit_length() + 1, 0.5)).astype(np.int64))
     found = np.bincount(np.searchsorted(edges, values, side="right") - 1, weights=times, minlength=len(edges))

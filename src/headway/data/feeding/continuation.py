@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints
 from headway.core.errors import ConfigError
 from headway.data.feeding.order import RowOrder
 from headway.data.feeding.plan import MixedPlan, PlainPlan, RowPlan
@@ -35,7 +36,7 @@ class Leftover:
     """Rows left, at least 1."""
     whole: bool
     """No row of the epoch was used."""
-    locate: Callable[[NDArray[np.int64]], tuple[NDArray[np.intp], NDArray[np.int64]]]
+    locate: Callable[[Ints], tuple[NDArray[np.intp], Ints]]
     """Maps indices of remaining rows, from 0 on, to sources and rows within them, as the earlier plan numbers them;
     (n,)."""
 
@@ -68,9 +69,7 @@ class RowMap:
                 if rows > old:
                     yield number, self._after[name][part] + old, rows - old
 
-    def __call__(
-        self, found: tuple[NDArray[np.intp], NDArray[np.int64]], piece: NDArray[np.int64]
-    ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def __call__(self, found: tuple[NDArray[np.intp], Ints], piece: Ints) -> tuple[NDArray[np.intp], Ints]:
         """Return the sources and rows of the new segment.
 
         Args:
@@ -86,7 +85,7 @@ class RowMap:
             result[places] = self._starts[source][part] + (rows[places] - starts[part]) * self.cut + piece[places]
         return self._numbers[sources], result
 
-    def carried(self, source: int, seen: NDArray[np.bool_]) -> tuple[int, NDArray[np.bool_]]:
+    def carried(self, source: int, seen: Bools) -> tuple[int, Bools]:
         """Map a source's seen rows to the new segment: its number there, and a mask of its rows there, (rows,)."""
         number = int(self._numbers[source])
         result = np.zeros(self._after[self.names[number]][-1], dtype=np.bool_)
@@ -114,7 +113,7 @@ class Remainder:
         runs: Sequence[Leftover],
         row_map: RowMap,
         fresh: Sequence[tuple[int, int, int]],
-        numbered: Callable[[NDArray[np.intp], NDArray[np.int64]], NDArray[np.int64]],
+        numbered: Callable[[NDArray[np.intp], Ints], Ints],
     ) -> None:
         self.epoch = epoch
         self._runs = runs
@@ -125,7 +124,7 @@ class Remainder:
         self._starts = np.array([*accumulate(sizes, initial=0)], dtype=np.int64)
         self.count = int(self._starts[-1])
 
-    def rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows(self, items: Ints) -> Ints:
         """Return the row numbers of some remaining rows, int64 (n,)."""
         result = np.empty(len(items), dtype=np.int64)
         groups = np.searchsorted(self._starts, items, side="right") - 1
@@ -305,7 +304,7 @@ def _leftover_of_all(plan: PlainPlan, step: int) -> Leftover:
     rows = plan.order.rows
     used = position % rows
 
-    def locate(items: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def locate(items: Ints) -> tuple[NDArray[np.intp], Ints]:
         return plan.located(plan.order.lookup(position + items))
 
     return Leftover(position // rows, rows - used, used == 0, locate)
@@ -314,7 +313,7 @@ def _leftover_of_all(plan: PlainPlan, step: int) -> Leftover:
 def _leftover_of_one(epoch: int, order: RowOrder, position: int, rows: int, source: int) -> Leftover:
     used = position % rows
 
-    def locate(items: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def locate(items: Ints) -> tuple[NDArray[np.intp], Ints]:
         return np.full(len(items), source, dtype=np.intp), order.lookup(position + items)
 
     return Leftover(epoch, rows - used, used == 0, locate)
@@ -336,7 +335,7 @@ def _leftovers_by_source(plan: PlainPlan, step: int) -> list[Leftover | None]:
             where=f"data.sources.*.weight, data.mixture: step {step:,} of the run",
             fix=f"{START_EPOCH} starts a new epoch of all data",
         )
-    kept: list[list[NDArray[np.int64]]] = [[] for _ in plan.sources]
+    kept: list[list[Ints]] = [[] for _ in plan.sources]
     for start in range(position, position + rows - used, _CHUNK):
         stop = min(start + _CHUNK, position + rows - used)
         sources, numbers = plan.located(plan.order.lookup(np.arange(start, stop, dtype=np.int64)))
@@ -348,11 +347,11 @@ def _leftovers_by_source(plan: PlainPlan, step: int) -> list[Leftover | None]:
     ]
 
 
-def _leftover_of_list(epoch: int, source: int, left: NDArray[np.int64], count: int) -> Leftover | None:
+def _leftover_of_list(epoch: int, source: int, left: Ints, count: int) -> Leftover | None:
     if not len(left):
         return None
 
-    def locate(items: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def locate(items: Ints) -> tuple[NDArray[np.intp], Ints]:
         return np.full(len(items), source, dtype=np.intp), left[items]
 
     return Leftover(epoch, len(left), len(left) == count, locate)

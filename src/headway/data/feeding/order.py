@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.core.arrays import Ints, UInt64s
 from headway.core.random import derive_seed
 
 # Four rounds suffice for wide halves (Luby & Rackoff); narrow halves mix less per round. Even, so that the two halves,
@@ -23,7 +23,7 @@ _ROUNDS = 8
 _BLOCK = 4096
 
 
-def permute(index: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
+def permute(index: Ints, size: int, key: int) -> Ints:
     """Send positions to rows by the permutation of `range(size)` that belongs to `key`.
 
     Args:
@@ -54,7 +54,7 @@ def permute(index: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
     return values.astype(np.int64).reshape(index.shape)
 
 
-def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _feistel(values: UInt64s, bits: int, keys: UInt64s) -> UInt64s:
     """Pass `bits`-wide values through the network once."""
     low = bits // 2
     high = bits - low
@@ -66,7 +66,7 @@ def _feistel(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) ->
     return (left << np.uint64(low)) | right
 
 
-def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix(values: UInt64s) -> UInt64s:
     """Apply the finalizer of SplitMix64 (Steele, Lea & Flood 2014, figure 16): every input bit reaches the top bits.
 
     It is a bijection of the 64-bit numbers, so different values stay different.
@@ -89,7 +89,7 @@ class Opening(Protocol):
         """Number of rows that remain."""
         ...
 
-    def rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows(self, items: Ints) -> Ints:
         """Return the row numbers of some remaining rows, int64 (n,).
 
         Args:
@@ -114,14 +114,14 @@ class RowOrder:
         self.seed = seed
         self._purpose = purpose
         self.opening = opening
-        self._kept: tuple[int, int, NDArray[np.int64]] | None = None
+        self._kept: tuple[int, int, Ints] | None = None
 
     @property
     def start(self) -> int:
         """The first position: 0, or the position where the remaining rows of the opening's epoch begin."""
         return 0 if self.opening is None else (self.opening.epoch + 1) * self.rows - self.opening.count
 
-    def at(self, position: int, count: int) -> NDArray[np.int64]:
+    def at(self, position: int, count: int) -> Ints:
         """Return the rows at `count` consecutive positions, int64 (count,); they may cross into the next epoch."""
         parts = []
         while count > 0:
@@ -139,14 +139,14 @@ class RowOrder:
             return np.empty(0, dtype=np.int64)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def lookup(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def lookup(self, positions: Ints) -> Ints:
         """Return the rows at any positions of one epoch, int64 (n,)."""
         if not len(positions):
             return np.empty(0, dtype=np.int64)
         epoch = int(positions[0]) // self.rows
         return self._permuted(epoch, positions - epoch * self.rows)
 
-    def _block(self, epoch: int, first: int) -> NDArray[np.int64]:
+    def _block(self, epoch: int, first: int) -> Ints:
         """Return the block of rows that begins at an aligned position.
 
         The last block is cached: the next request is mostly for the same block, and permuting a few rows takes about
@@ -159,7 +159,7 @@ class RowOrder:
             self._kept = kept = (epoch, first, rows)
         return kept[2]
 
-    def _permuted(self, epoch: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _permuted(self, epoch: int, index: Ints) -> Ints:
         """Return the rows at some positions within an epoch."""
         opening = self.opening
         if opening is None or epoch != opening.epoch:

@@ -23,11 +23,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints, UInt64s
+
 Packing = Literal["best_fit", "pad"]
 
 #: (first tokens of pieces, ascending, and their lengths), (n,) each -> whether a token after a piece's first one is
 #: trained, bool (n,)
-HasTarget = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+HasTarget = Callable[[Ints, Ints], Bools]
 
 #: Documents of a block. A block has more if they would fill fewer than `_BLOCK_ROWS` rows, so that its last, half
 #: empty rows are few among many, but at most `_MAX_BLOCK_DOCUMENTS`. It has fewer if documents are very long.
@@ -44,13 +46,13 @@ class Plan:
     Rows are ordered by their first token, and the pieces of a row by their place in the text.
     """
 
-    starts: NDArray[np.uint64]
+    starts: UInt64s
     """First token of each piece in the source's stream, (pieces,)."""
     lengths: NDArray[np.uint32]
     """Tokens of each piece, (pieces,)."""
-    rows: NDArray[np.uint64]
+    rows: UInt64s
     """Row r has the pieces rows[r] to rows[r + 1] (exclusive), (rows + 1,)."""
-    continued: NDArray[np.bool_]
+    continued: Bools
     """Whether a piece continues a document from another row, (pieces,)."""
 
 
@@ -153,9 +155,9 @@ def plan_rows(
         yield plan_block(bounds, sequence_length, packing, has_target)
 
 
-def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterator[NDArray[np.int64]]:
+def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterator[Ints]:
     """Yield the bounds of documents that are packed together; they do not depend on how `parts` cuts the index."""
-    waiting: list[NDArray[np.int64]] = []
+    waiting: list[Ints] = []
     bounds = np.empty(0, dtype=np.int64)
     for part in parts:
         waiting.append(np.asarray(part, dtype=np.int64))
@@ -173,13 +175,13 @@ def _blocks(parts: Iterable[NDArray[np.integer[Any]]], capacity: int) -> Iterato
         bounds = bounds[size:]
 
 
-def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _joined(parts: list[Ints]) -> Ints:
     """Join the bounds of consecutive parts, where the end of one is the start of the next."""
     parts = [part for part in parts if len(part)]
     return np.concatenate([part[:-1] for part in parts[:-1]] + parts[-1:]) if parts else np.empty(0, dtype=np.int64)
 
 
-def _block_size(bounds: NDArray[np.int64], capacity: int) -> int:
+def _block_size(bounds: Ints, capacity: int) -> int:
     """Return the number of documents in the first block, or all of them if they are too few for a block.
 
     The documents after the block have no influence on it.
@@ -194,7 +196,7 @@ def _block_size(bounds: NDArray[np.int64], capacity: int) -> int:
 
 
 def plan_block(
-    bounds: NDArray[np.int64], sequence_length: int, packing: Packing, has_target: HasTarget | None = None
+    bounds: Ints, sequence_length: int, packing: Packing, has_target: HasTarget | None = None
 ) -> tuple[Plan, PackingFigures]:
     """Plan the rows of documents that are packed together; `bounds` has the format of the parts of `plan_rows`."""
     capacity = sequence_length + 1
@@ -248,10 +250,10 @@ def plan_block(
 
 
 def _sorted_plan(
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    continued: NDArray[np.bool_],
-    row_of: NDArray[np.int64],
+    starts: Ints,
+    lengths: Ints,
+    continued: Bools,
+    row_of: Ints,
     rows: int,
 ) -> Plan:
     """Sort rows by their first piece, and the pieces of each row by their place in the text."""
@@ -341,7 +343,7 @@ def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, seque
     return total
 
 
-def best_fit(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64], int]:
+def best_fit(sizes: Ints, capacity: int) -> tuple[Ints, int]:
     """Pack pieces into bins by best-fit decreasing.
 
     Args:
@@ -365,7 +367,7 @@ def best_fit(sizes: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int64]
     return bin_of, bins
 
 
-def _fill(counts: NDArray[np.int64], capacity: int) -> tuple[list[tuple[int, int, int]], int]:
+def _fill(counts: Ints, capacity: int) -> tuple[list[tuple[int, int, int]], int]:
     """Pack a histogram of sizes by best-fit decreasing.
 
     Args:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints, UInt64s
 from headway.core.console import notice, progress
 from headway.core.files.atomic import sync_folder, write_json
 from headway.core.files.foreign import read_json_object
@@ -106,7 +107,7 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
     shards = store.shards(split, source)
     with progress(f"counting documents of {source}", sum(shard.documents for shard in shards), "documents") as bar:
 
-        def parts() -> Iterator[NDArray[np.uint64]]:
+        def parts() -> Iterator[UInt64s]:
             for number, shard in enumerate(shards):
                 yield store.shard_documents(split, source, number)
                 bar.advance(shard.documents)
@@ -181,7 +182,7 @@ class _Job:
 def _targets_of(store: TokenStore, split: str, source: str) -> HasTarget:
     """Return what tells whether pieces of a source have a trained token after their first, by its loss mask."""
 
-    def has_target(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def has_target(starts: Ints, lengths: Ints) -> Bools:
         found = np.zeros(len(starts), dtype=np.bool_)
         place = 0
         while place < len(starts):  # which are ascending

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Ints
 from headway.data.feeding.mixture import Mixture, Segment
 from headway.data.feeding.order import RowOrder
 from headway.data.feeding.source_order import sources_of
@@ -36,9 +37,9 @@ class Picks:
 
     sources: NDArray[np.intp]
     """Numbers of sources, (n,)."""
-    rows: NDArray[np.int64]
+    rows: Ints
     """Numbers of rows within their source, (n,)."""
-    epochs: NDArray[np.int64]
+    epochs: Ints
     """How many times the row was used before (in a mixture: since the row length last changed), (n,)."""
 
     def __len__(self) -> int:
@@ -175,12 +176,12 @@ class PlainPlan:
         epochs = np.arange(position, position + count, dtype=np.int64) // self.order.rows
         return Picks(sources, rows, epochs)
 
-    def located(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    def located(self, rows: Ints) -> tuple[NDArray[np.intp], Ints]:
         """Return the sources, and numbers within them, of rows that are numbered over all sources, (n,)."""
         sources = self._source_of(rows)
         return sources, rows - self._starts[sources]
 
-    def numbered(self, sources: NDArray[np.intp], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def numbered(self, sources: NDArray[np.intp], rows: Ints) -> Ints:
         """Return the numbers of rows over all sources, from their sources and numbers within them, (n,)."""
         return np.asarray(self._starts[sources] + rows, dtype=np.int64)
 
@@ -236,7 +237,7 @@ class PlainPlan:
         step_rows = parts[0][1] if len(parts) == 1 else list(map(list, parts))
         return {"seed": self.order.seed, "rows": rows, "step_rows": step_rows, "length": self._length}
 
-    def _source_of(self, rows: NDArray[np.int64]) -> NDArray[np.intp]:
+    def _source_of(self, rows: Ints) -> NDArray[np.intp]:
         if len(self.sources) == 1:
             return np.zeros(len(rows), dtype=np.intp)
         return np.searchsorted(self._starts, rows, side="right") - 1

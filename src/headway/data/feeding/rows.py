@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints
 from headway.core.errors import DataError
 from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.data.feeding.packing import Packing, PackingFigures, of_trained_rows
@@ -31,16 +32,16 @@ _KEPT_INDEXES = 32
 class RowBlock:
     """Some rows, as read."""
 
-    tokens: NDArray[np.int64]
+    tokens: Ints
     """Inputs and the target after the last one, (n, T + 1)."""
     documents: NDArray[np.int32] | None = None
     """Number of each token's document within its row, -1 for padding, (n, T + 1); None where it is not needed."""
     masked: bool = False
     """Attention stays within each document of a row."""
-    continued: NDArray[np.bool_] | None = None
+    continued: Bools | None = None
     """First tokens of pieces that continue a document from another row, where the token is a target already,
     (n, T + 1); None where there are none."""
-    trained: NDArray[np.bool_] | None = None
+    trained: Bools | None = None
     """Whether each token is trained (the store's loss mask), (n, T + 1); None where all are."""
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class SourceRows(Protocol):
         """Number of rows."""
         ...
 
-    def read(self, rows: NDArray[np.int64]) -> RowBlock:
+    def read(self, rows: Ints) -> RowBlock:
         """Read rows by number, int64 (n,), in the given order, into memory that the caller owns."""
         ...
 
@@ -133,7 +134,7 @@ class ConcatRows:
         self._length = sequence_length
         self._masked = masked
         self._has_mask = store.has_mask(split, source)
-        self._numbers: NDArray[np.int64] | None = None  # of the rows with a target, where others are left out
+        self._numbers: Ints | None = None  # of the rows with a target, where others are left out
         self._trained_figures: PackingFigures | None = None
         self.count = max(0, store.tokens(split, source) - 1) // sequence_length
         if store.leaves_out_rows(split, source):
@@ -145,7 +146,7 @@ class ConcatRows:
         # Only some shards: the bounds of all documents would take 8 bytes each, in every worker.
         self._bounds_of = lru_cache(_KEPT_INDEXES)(self._read_bounds)
 
-    def read(self, rows: NDArray[np.int64]) -> RowBlock:
+    def read(self, rows: Ints) -> RowBlock:
         """Read rows by number."""
         rows = rows if self._numbers is None else self._numbers[rows]
         tokens = np.empty((len(rows), self._length + 1), dtype=np.int64)
@@ -155,7 +156,7 @@ class ConcatRows:
             tokens[place] = self._store.read(self._split, self._source, row * self._length, self._length + 1)
         return RowBlock(tokens, self._documents(rows), self._masked, trained=self._trained(rows))
 
-    def _trained(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def _trained(self, rows: Ints) -> Bools | None:
         if not self._has_mask:
             return None
         trained = np.empty((len(rows), self._length + 1), dtype=np.bool_)
@@ -165,7 +166,7 @@ class ConcatRows:
             trained[place] = mask
         return trained
 
-    def _documents(self, rows: NDArray[np.int64]) -> NDArray[np.int32] | None:
+    def _documents(self, rows: Ints) -> NDArray[np.int32] | None:
         if not self._masked:
             return None
         documents = np.zeros((len(rows), self._length + 1), dtype=np.int32)
@@ -179,7 +180,7 @@ class ConcatRows:
                 documents[place, bounds[inside] - start] = 1
         return np.cumsum(documents, axis=1, dtype=np.int32)
 
-    def _read_bounds(self, shard: int) -> NDArray[np.int64]:
+    def _read_bounds(self, shard: int) -> Ints:
         return self._store.shard_documents(self._split, self._source, shard).astype(np.int64)
 
     def figures(self) -> PackingFigures:
@@ -205,7 +206,7 @@ class PackedRows:
         self._plan, self._figures = open_plan(store, split, source, sequence_length, packing)
         self.count = self._figures.rows
 
-    def read(self, rows: NDArray[np.int64]) -> RowBlock:
+    def read(self, rows: Ints) -> RowBlock:
         """Read rows by number.
 
         Raises:
@@ -317,7 +318,7 @@ def micro_batch_of(block: RowBlock) -> MicroBatch:
     }
 
 
-def _bounds(first: NDArray[np.bool_]) -> NDArray[np.int32]:
+def _bounds(first: Bools) -> NDArray[np.int32]:
     """Return where segments start in flattened rows, padded with the end to 2^k + 1 elements."""
     starts = np.flatnonzero(first)
     bounds = np.full(2 ** (len(starts) - 1).bit_length() + 1, first.size, dtype=np.int32)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints
 from headway.core.errors import ConfigError, DataError, HeadwayError, missing_extra
 from headway.core.files.hashes import fingerprint
 from headway.core.format import printable
@@ -70,12 +71,12 @@ class ChatEncoder:
         """Hash of everything but the vocabulary that determines the ids of a conversation."""
         return fingerprint([_CODE, self._library.chat_template, self._library.special_tokens_map])
 
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
         """Encode conversations as `encode_masked` does, without the mask."""
         ids, lengths, _ = self.encode_masked(texts)
         return ids, lengths
 
-    def encode_masked(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.bool_]]:
+    def encode_masked(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints, Bools]:
         """Encode conversations.
 
         Returns:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints
+
 if TYPE_CHECKING:
     from headway.data.tokenizing.encoders import TextEncoder
 
@@ -28,7 +30,7 @@ class CompletionEncoder:
     def __init__(self, encoder: TextEncoder, begin: Sequence[int], end: int) -> None:
         self._encoder, self._begin, self._end = encoder, list(begin), end
 
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
         """Encode records as texts, without the tokens that begin and end a document.
 
         Raises:
@@ -36,7 +38,7 @@ class CompletionEncoder:
         """
         return self._encoder.encode([joined(text) for text in texts])
 
-    def encode_masked(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.bool_]]:
+    def encode_masked(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints, Bools]:
         """Encode records.
 
         Returns:
@@ -50,7 +52,7 @@ class CompletionEncoder:
         ids, lengths = self._encoder.encode([record["prompt"] + record["completion"] for record in records])
         prompts, prompt_lengths = self._encoder.encode([record["prompt"] for record in records])
         parts: list[NDArray[Any]] = []
-        masks: list[NDArray[np.bool_]] = []
+        masks: list[Bools] = []
         start = prompt_start = 0
         for length, prompt_length in zip(lengths.tolist(), prompt_lengths.tolist(), strict=True):
             document = ids[start : start + length]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Ints
 from headway.core.console import notice
 from headway.core.errors import ConfigError, DataError
 from headway.core.process.variables import with_variables
@@ -32,7 +33,7 @@ _GROUP_CHARACTERS = 2**20
 _THREAD_VARIABLES = ("FASTOKENS_BPE_THREADS", "RAYON_NUM_THREADS")
 
 #: The reference's ids and lengths for some texts, as a future.
-Expected = Future[tuple[NDArray[Any], NDArray[np.int64]]]
+Expected = Future[tuple[NDArray[Any], Ints]]
 
 
 class TextEncoder(Protocol):
@@ -40,7 +41,7 @@ class TextEncoder(Protocol):
 
     name: str
 
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
         """Encode texts to token ids.
 
         Returns:
@@ -61,7 +62,7 @@ class _Reference:
         self._tokenizer = tokenizer
         self._special = special_tokens_in_text
 
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
         arrays = self._tokenizer.encode_arrays(texts, special_tokens_in_text=self._special)
         return _flat(arrays, self._tokenizer.dtype)
 
@@ -76,7 +77,7 @@ class _Fast:
         self._tokenizer = tokenizer
         self._special = special_tokens_in_text
 
-    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
         batch = texts if isinstance(texts, list) else list(texts)
         try:
             with panics_as_errors():
@@ -89,7 +90,7 @@ class _Fast:
             # The reference may be able to encode the texts; if not, its error counts.
             return _Reference(self._tokenizer, self._special).encode(batch)
 
-    def _encode_long(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _encode_long(self, texts: list[str]) -> tuple[NDArray[Any], Ints]:
         """Encode texts in parts, as the reference does: a library may need fifty times the length of a long word."""
         ids: list[NDArray[Any]] = []
         counts = np.zeros(len(texts), np.int64)
@@ -101,7 +102,7 @@ class _Fast:
             np.add.at(counts, list(owners), lengths)
         return np.concatenate(ids), counts
 
-    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], Ints]:
         raise NotImplementedError
 
 
@@ -122,7 +123,7 @@ class _Fastokens(_Fast):
         self._library.no_truncation()
         self._library.no_padding()
 
-    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], Ints]:
         ids, offsets = self._library.encode_batch_flat(texts, split_special_tokens=not self._special)
         bounds = np.frombuffer(offsets, "<u8").astype(np.int64)
         return np.frombuffer(ids, "<u4").astype(self._dtype), bounds[1:] - bounds[:-1]
@@ -148,7 +149,7 @@ class _Gigatoken(_Fast):
             content = orjson.dumps(spec)
         self._library = gigatoken.Tokenizer.from_json(content)
 
-    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _encode(self, texts: list[str]) -> tuple[NDArray[Any], Ints]:
         # One text at a time: batches need `awkward`, whose import costs more time than batches save.
         return _flat([self._library.encode(text) for text in texts], self._dtype)
 
@@ -168,7 +169,7 @@ def _grouped(parts: Iterable[tuple[int, str]], size: int) -> Iterator[list[tuple
         yield group
 
 
-def _flat(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _flat(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> tuple[NDArray[Any], Ints]:
     lengths = np.array([len(array) for array in arrays], dtype=np.int64)
     flat = np.concatenate(arrays) if arrays else np.empty(0, dtype)
     return flat.astype(dtype, copy=False), lengths
@@ -301,7 +302,7 @@ def _fall_back(
 
 
 def _check_no_special_tokens(
-    tokenizer: Tokenizer, texts: Sequence[str], encoded: tuple[NDArray[Any], NDArray[np.int64]], asked_for: bool
+    tokenizer: Tokenizer, texts: Sequence[str], encoded: tuple[NDArray[Any], Ints], asked_for: bool
 ) -> None:
     """Check that texts which spell out special tokens and names of bytes are not encoded as those tokens.
 

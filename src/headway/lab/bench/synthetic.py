@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from headway.config import LaneGrid
+from headway.core.arrays import Ints, UInt64s
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
 
@@ -56,16 +56,16 @@ class SyntheticFeed:
         """Return no metrics."""
         return {}
 
-    def _tokens(self, first_row: int, rows: int) -> NDArray[np.int64]:
+    def _tokens(self, first_row: int, rows: int) -> Ints:
         """Return token ids of shape `(rows, length + 1)`."""
         width = self._length + 1
         numbers = np.arange(first_row * width, (first_row + rows) * width, dtype=np.uint64) + self._offset
         share = (_mixed(numbers) >> np.uint64(11)).astype(np.float64) / 2**53
-        ids: NDArray[np.int64] = (share**3 * self._vocab_size).astype(np.int64)
+        ids: Ints = (share**3 * self._vocab_size).astype(np.int64)
         return ids.reshape(rows, width)
 
 
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mixed(x: UInt64s) -> UInt64s:
     """Apply the output function of SplitMix64 (Steele, Lea & Flood 2014, figure 17); arithmetic is modulo 2^64."""
     x = x * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

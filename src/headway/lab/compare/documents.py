@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Floats, Ints
 from headway.core.console import warning
 from headway.core.errors import ConfigError, DataError
 from headway.core.files.foreign import parse_json_lines, read_given_bytes
@@ -39,8 +39,8 @@ class StoreCorpus:
     name: str
     store: TokenStore
     sources: tuple[str, ...]
-    source_of: NDArray[np.int64]
-    bounds: NDArray[np.int64]
+    source_of: Ints
+    bounds: Ints
     """First token of each document in its source, and the one after its last: (documents, 2)."""
 
     @classmethod
@@ -60,7 +60,7 @@ class StoreCorpus:
         source_of = np.repeat(np.arange(len(sources)), [len(found) - 1 for found in starts])
         return cls(f"the validation split of {store.path}", store, sources, source_of, bounds)
 
-    def keep(self, chosen: NDArray[np.int64]) -> StoreCorpus:
+    def keep(self, chosen: Ints) -> StoreCorpus:
         """Return the chosen documents."""
         return replace(self, source_of=self.source_of[chosen], bounds=self.bounds[chosen])
 
@@ -113,9 +113,9 @@ class TextCorpus:
     name: str
     texts: tuple[str, ...]
     sources: tuple[str, ...]
-    source_of: NDArray[np.int64]
+    source_of: Ints
 
-    def keep(self, chosen: NDArray[np.int64]) -> TextCorpus:
+    def keep(self, chosen: Ints) -> TextCorpus:
         """Return the chosen documents."""
         texts = tuple(self.texts[number] for number in chosen)
         return replace(self, texts=texts, source_of=self.source_of[chosen])
@@ -126,7 +126,7 @@ class TextCorpus:
         return fingerprint([sha256_bytes(text.encode()) for text in self.texts])
 
     @property
-    def bytes(self) -> NDArray[np.float64]:
+    def bytes(self) -> Floats:
         """Bytes of each document in UTF-8: (documents,)."""
         return np.array([len(text.encode()) for text in self.texts], dtype=np.float64)
 
@@ -194,13 +194,13 @@ def _texts_in(file: Path) -> list[str]:
     return [text] if text else []
 
 
-def evenly(corpus_size: int, limit: int) -> NDArray[np.int64]:
+def evenly(corpus_size: int, limit: int) -> Ints:
     """Return the numbers of at most `limit` documents, evenly spaced over all."""
     count = min(corpus_size, limit)
     return np.arange(count, dtype=np.int64) * corpus_size // max(1, count)
 
 
-def trained_on(store: TokenStore, tokens: Tokens, documents: Sequence[Document]) -> NDArray[np.bool_]:
+def trained_on(store: TokenStore, tokens: Tokens, documents: Sequence[Document]) -> Bools:
     """Return which documents are, token by token, among those that a store has for training.
 
     Only training documents of the same lengths are read.

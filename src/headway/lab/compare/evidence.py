@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Floats
 from headway.core.errors import ConfigError, DataError
 from headway.core.files.hashes import sha256_bytes
-from headway.lab.compare.intervals import Estimate, Floats, holm, ratio_interval, seeds_interval
+from headway.lab.compare.intervals import Estimate, holm, ratio_interval, seeds_interval
 
 #: Documents that are compared on if no other number is asked for.
 DOCUMENTS = 10_000

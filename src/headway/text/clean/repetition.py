@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.sections.clean import GopherRepetitionStep
+from headway.core.arrays import Ints
 from headway.text.clean.base import Step, lines_of, shown_number, with_line_feeds
 from headway.text.clean.counts import Drop
 from headway.text.clean.ngrams import Hashes, longer, mixed
@@ -89,7 +90,7 @@ def _repeated(parts: Sequence[str], kind: str, max_parts: float, max_characters:
     return None
 
 
-def _top_characters(grams: Hashes, lengths: NDArray[np.int64], n: int, limit: float) -> int:
+def _top_characters(grams: Hashes, lengths: Ints, n: int, limit: float) -> int:
     """Count the characters covered by the most frequent n-gram; of equally frequent ones, by the longest.
 
     An n-gram that occurs once is not a repetition. The result is 0 if the count cannot exceed `limit`.
@@ -107,7 +108,7 @@ def _top_characters(grams: Hashes, lengths: NDArray[np.int64], n: int, limit: fl
     return _covered(np.flatnonzero(grams == top), lengths, n)
 
 
-def _duplicate_characters(grams: Hashes, lengths: NDArray[np.int64], n: int) -> int:
+def _duplicate_characters(grams: Hashes, lengths: Ints, n: int) -> int:
     """Count the characters covered by n-grams that repeat an earlier one."""
     ordered = np.sort(grams)
     if not (ordered[1:] == ordered[:-1]).any():
@@ -117,7 +118,7 @@ def _duplicate_characters(grams: Hashes, lengths: NDArray[np.int64], n: int) -> 
     return _covered(order[1:][ordered[1:] == ordered[:-1]], lengths, n)
 
 
-def _covered(starts: NDArray[Any], lengths: NDArray[np.int64], n: int) -> int:
+def _covered(starts: NDArray[Any], lengths: Ints, n: int) -> int:
     """Count the characters of the words that lie within `n` words from any of the starts."""
     edges = np.zeros(len(lengths) + 1, np.int64)
     edges[starts] += 1

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.config.sections.data import DedupConfig
+from headway.core.arrays import Bools, Floats, Ints, UInt64s
 from headway.core.console import warning
 from headway.data.feeding.order import mix
 from headway.text.dedup.corpus import Corpus
@@ -29,12 +29,12 @@ _BAND_ROUNDS = 8
 # grows with their number times that of the members, hence the limit.
 _FINAL_ROUNDS = 1000
 
-Judge = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+Judge = Callable[[Ints, Ints], Bools]
 
 
 def mark_similar_documents(
     corpus: Corpus,
-    kept_copy: NDArray[np.int64],
+    kept_copy: Ints,
     config: DedupConfig,
     workspace: Workspace,
     progress: Callable[[int], None],
@@ -58,13 +58,13 @@ def mark_similar_documents(
     for start, stop in corpus.ranges():
         parents[start:stop] = np.arange(start, stop)
 
-    def similar(members: NDArray[np.int64], leaders: NDArray[np.int64]) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = met[members] == leaders + 1
+    def similar(members: Ints, leaders: Ints) -> Bools:
+        found: Bools = met[members] == leaders + 1
         unknown = np.flatnonzero(~found)
         found[unknown] = compare(corpus, members[unknown], leaders[unknown], workspace) >= config.similarity
         return found
 
-    def join_similar(members: NDArray[np.int64], leaders: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def join_similar(members: Ints, leaders: Ints) -> Bools:
         found = similar(members, leaders)
         lone = leaders[found][met[leaders[found]] == 0]
         met[lone] = lone + 1
@@ -72,7 +72,7 @@ def mark_similar_documents(
         join(parents, members[found], leaders[found])
         return found
 
-    def drop_similar(members: NDArray[np.int64], leaders: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def drop_similar(members: Ints, leaders: Ints) -> Bools:
         found = similar(members, leaders)
         kept_copy[members[found]] = leaders[found]
         return found
@@ -97,7 +97,7 @@ def mark_similar_documents(
         )
 
 
-def _band_rows(corpus: Corpus, kept_copy: NDArray[np.int64], band: int) -> Iterator[Rows]:
+def _band_rows(corpus: Corpus, kept_copy: Ints, band: int) -> Iterator[Rows]:
     """Yield the keys of a band with the numbers of the documents, for kept documents with words."""
     for start, keys in corpus.band(band):
         numbers = np.arange(start, start + len(keys))
@@ -105,7 +105,7 @@ def _band_rows(corpus: Corpus, kept_copy: NDArray[np.int64], band: int) -> Itera
         yield make_rows(keys[inside], numbers[inside])
 
 
-def _component_rows(corpus: Corpus, parents: NDArray[np.int64], met: NDArray[np.int64]) -> Iterator[Rows]:
+def _component_rows(corpus: Corpus, parents: Ints, met: Ints) -> Iterator[Rows]:
     """Yield components, as keys, with the numbers of documents that are similar to another."""
     for start, stop in corpus.ranges():
         numbers = start + np.flatnonzero(met[start:stop])
@@ -159,9 +159,7 @@ def _follow_leaders(
     return left
 
 
-def _find_leaders(
-    corpus: Corpus, read: Callable[[], Iterator[Rows]], workspace: Workspace
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _find_leaders(corpus: Corpus, read: Callable[[], Iterator[Rows]], workspace: Workspace) -> tuple[UInt64s, Ints]:
     """Return the keys that several documents share, ascending, and the best-ranked document of each key."""
 
     def blocks() -> Iterator[Rows]:
@@ -187,9 +185,7 @@ def _best_of_each(corpus: Corpus, rows: Rows) -> Rows:
     return rows[starts]
 
 
-def compare(
-    corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64], workspace: Workspace
-) -> NDArray[np.float64]:
+def compare(corpus: Corpus, left: Ints, right: Ints, workspace: Workspace) -> Floats:
     """Estimate the similarity of pairs of documents, float64 (n,), in blocks of pairs."""
     similarity = np.zeros(len(left))
     if not len(left):
@@ -205,7 +201,7 @@ def compare(
     return similarity
 
 
-def find(parents: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+def find(parents: Ints, numbers: Ints) -> Ints:
     """Return the roots of documents, with path compression."""
     roots = parents[numbers]
     while True:
@@ -217,7 +213,7 @@ def find(parents: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.i
     return roots
 
 
-def join(parents: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
+def join(parents: Ints, left: Ints, right: Ints) -> None:
     """Join the sets of each pair; the root of a set is its lowest number."""
     while len(left):
         left = find(parents, left)

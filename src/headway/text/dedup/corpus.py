@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Ints, UInt64s
 from headway.text.dedup.fingerprints import Prints
 from headway.text.dedup.workspace import BLOCK
 
@@ -59,7 +60,7 @@ class Corpus:
             for first in range(0, len(values), BLOCK):
                 yield start + first, values[first : first + BLOCK]
 
-    def band(self, band: int) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    def band(self, band: int) -> Iterator[tuple[int, UInt64s]]:
         """Yield all keys of a band in blocks, each with the number of its first document."""
         for _, _, start, prints in self.units():
             keys = prints.bands[band]
@@ -71,7 +72,7 @@ class Corpus:
         for start in range(0, self.count, BLOCK):
             yield start, min(start + BLOCK, self.count)
 
-    def take(self, field: Field, numbers: NDArray[np.int64]) -> NDArray[Any]:
+    def take(self, field: Field, numbers: Ints) -> NDArray[Any]:
         """Return the values of a field for documents in any order."""
         units = self._unit_of(numbers)
         order = np.argsort(units, kind="stable")
@@ -85,7 +86,7 @@ class Corpus:
             taken[part] = values[numbers[part] - self._starts[unit]]
         return np.zeros(0, dtype=np.int64) if taken is None else taken
 
-    def source_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def source_of(self, numbers: Ints) -> Ints:
         """Return the sources of documents, as indices into `names`."""
         return self._unit_sources[self._unit_of(numbers)]
 
@@ -94,7 +95,7 @@ class Corpus:
         unit = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._units[unit], number - int(self._starts[unit])
 
-    def rank(self, numbers: NDArray[np.int64]) -> list[NDArray[Any]]:
+    def rank(self, numbers: Ints) -> list[NDArray[Any]]:
         """Return keys for `np.lexsort`, least significant first, that sort the document to keep first.
 
         An earlier source comes first, then more text, then the smaller hash. None of these depends on the order of
@@ -106,5 +107,5 @@ class Corpus:
         """Unmap all files."""
         self._mapped.cache_clear()
 
-    def _unit_of(self, numbers: NDArray[np.int64]) -> NDArray[np.intp]:
+    def _unit_of(self, numbers: Ints) -> NDArray[np.intp]:
         return np.searchsorted(self._starts, numbers, side="right") - 1

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.config.sections.data import DedupConfig
+from headway.core.arrays import Bools, Ints
 from headway.text.dedup.clusters import compare, mark_similar_documents
 from headway.text.dedup.corpus import Corpus
 from headway.text.dedup.fingerprints import Prints
@@ -30,7 +30,7 @@ _DOCUMENTS = 5
 
 
 def mark_equal_documents(
-    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: RowProgress | None = None
+    corpus: Corpus, kept_copy: Ints, workspace: Workspace, progress: RowProgress | None = None
 ) -> None:
     """Find documents with equal text, and keep the one with the lowest number of each set.
 
@@ -65,8 +65,8 @@ def count_paragraphs(corpus: Corpus) -> int:
 
 
 def mark_equal_paragraphs(
-    corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace, progress: RowProgress | None = None
-) -> NDArray[np.bool_]:
+    corpus: Corpus, kept_copy: Ints, workspace: Workspace, progress: RowProgress | None = None
+) -> Bools:
     """Find paragraphs with equal text in kept documents.
 
     One paragraph of each set is kept: the first one in the document with the smallest hash, of the first source that
@@ -90,7 +90,7 @@ def mark_equal_paragraphs(
     return dropped
 
 
-def _paragraph_rows(corpus: Corpus, kept_copy: NDArray[np.int64]) -> Iterator[Rows]:
+def _paragraph_rows(corpus: Corpus, kept_copy: Ints) -> Iterator[Rows]:
     """Yield hash, source, document hash and number of paragraphs that are long enough, in kept documents."""
     first = 0
     for _, source, start, prints in corpus.units():
@@ -109,7 +109,7 @@ def empty_counts() -> dict[str, int]:
     return dict.fromkeys((*names, "paragraphs", "paragraphs_removed"), 0)
 
 
-def count_clusters(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Workspace) -> dict[str, Any]:
+def count_clusters(corpus: Corpus, kept_copy: Ints, workspace: Workspace) -> dict[str, Any]:
     """Count the clusters of duplicate documents, and describe the largest ones.
 
     Args:
@@ -133,9 +133,7 @@ def count_clusters(corpus: Corpus, kept_copy: NDArray[np.int64], workspace: Work
     return {"count": count, "largest": examples}
 
 
-def _example(
-    corpus: Corpus, kept_copy: NDArray[np.int64], leader: int, size: int, workspace: Workspace
-) -> dict[str, Any]:
+def _example(corpus: Corpus, kept_copy: Ints, leader: int, size: int, workspace: Workspace) -> dict[str, Any]:
     """Describe a cluster by its kept document and the first of the others, each as unit and number in it."""
     others: list[int] = []
     for start, stop in corpus.ranges():
@@ -186,8 +184,8 @@ class Duplicates:
         report: The findings as plain JSON; see docs/deduplication.md.
     """
 
-    keep: list[NDArray[np.bool_]]
-    paragraph_keep: list[NDArray[np.bool_] | None]
+    keep: list[Bools]
+    paragraph_keep: list[Bools | None]
     report: dict[str, Any]
 
 
@@ -239,12 +237,12 @@ def find_duplicates(
                 corpus, kept_copy, config, workspace, lambda band: tell("similar documents", band, config.bands)
             )
             _count(corpus, kept_copy, counts, "near")
-        paragraph_keep: list[NDArray[np.bool_] | None] = [None] * len(prints)
+        paragraph_keep: list[Bools | None] = [None] * len(prints)
         emptied = workspace.table(corpus.count, np.bool_)
         if config.paragraphs:
             dropped = mark_equal_paragraphs(corpus, kept_copy, workspace, partial(tell, "equal paragraphs"))
             _drop_paragraphs(corpus, dropped, emptied, paragraph_keep, counts)
-        keep: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)] * len(prints)
+        keep: list[Bools] = [np.zeros(0, dtype=bool)] * len(prints)
         for unit, source, start, each in corpus.units():
             stop = start + len(each)
             keep[unit] = np.asarray((kept_copy[start:stop] == np.arange(start, stop)) & ~emptied[start:stop])
@@ -266,7 +264,7 @@ def _check_prints(corpus: Corpus, config: DedupConfig) -> None:
             raise ValueError(f"the prints of unit {unit} were made without paragraphs")
 
 
-def _count(corpus: Corpus, kept_copy: NDArray[np.int64], counts: dict[str, dict[str, int]], kind: str) -> None:
+def _count(corpus: Corpus, kept_copy: Ints, counts: dict[str, dict[str, int]], kind: str) -> None:
     """Add the documents that the latest stage removed to the counts of a kind of duplicates."""
     for _, source, start, prints in corpus.units():
         gone = int((kept_copy[start : start + len(prints)] != np.arange(start, start + len(prints))).sum())
@@ -278,9 +276,9 @@ def _count(corpus: Corpus, kept_copy: NDArray[np.int64], counts: dict[str, dict[
 
 def _drop_paragraphs(
     corpus: Corpus,
-    dropped: NDArray[np.bool_],
-    emptied: NDArray[np.bool_],
-    paragraph_keep: list[NDArray[np.bool_] | None],
+    dropped: Bools,
+    emptied: Bools,
+    paragraph_keep: list[Bools | None],
     counts: dict[str, dict[str, int]],
 ) -> None:
     """Set each unit's mask of paragraphs, and mark documents without a remaining paragraph in `emptied`, bool (n,)."""
@@ -301,7 +299,7 @@ def _drop_paragraphs(
         each["emptied"] += int(emptied[start : start + len(prints)].sum())
 
 
-def _count_unit(counts: dict[str, int], keep: NDArray[np.bool_], prints: Prints) -> None:
+def _count_unit(counts: dict[str, int], keep: Bools, prints: Prints) -> None:
     sizes = np.asarray(prints.sizes)
     counts["documents"] += len(keep)
     counts["bytes"] += int(sizes.sum())

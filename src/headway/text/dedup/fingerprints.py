@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.sections.data import DedupConfig
+from headway.core.arrays import Bools, Ints, UInt64s
 from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
 from headway.core.files.foreign import open_regular
@@ -89,7 +90,7 @@ def _ascii_table() -> bytes:
 
 
 @cache
-def _unicode_tables() -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+def _unicode_tables() -> tuple[NDArray[np.uint32], Bools]:
     """Return for each code point its lower case (a space if not part of a word), and whether it is a word by itself."""
     lower = np.full(_TABLE + 2, _SPACE, dtype=np.uint32)
     alone = np.zeros(_TABLE + 2, dtype=bool)
@@ -103,15 +104,15 @@ def _unicode_tables() -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     return lower, alone
 
 
-def hash_words(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def hash_words(texts: Sequence[bytes]) -> tuple[UInt64s, Ints]:
     """Hash every word of texts made by `normal_bytes`.
 
     Returns:
         The words' hashes, uint64 (words of all texts,), and the number of words of each text, int64 (texts,).
     """
     joined = b" ".join(texts) + b" "
-    hashes: list[NDArray[np.uint64]] = []
-    starts: list[NDArray[np.int64]] = []
+    hashes: list[UInt64s] = []
+    starts: list[Ints] = []
     first = 0
     while first < len(joined):
         # A block ends with a space, so that no word is split.
@@ -125,7 +126,7 @@ def hash_words(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.i
     return np.concatenate(hashes), np.diff(before, prepend=0)
 
 
-def _hash_block(block: bytes) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _hash_block(block: bytes) -> tuple[UInt64s, Ints]:
     """Return hashes and starts of the words of a block of bytes that ends with a space."""
     inside = np.frombuffer(block, dtype=np.uint8) != _SPACE
     edges = np.flatnonzero(np.diff(inside, prepend=False))
@@ -161,12 +162,12 @@ class DocumentPrints:
         paragraph_counts: int64 (n,), paragraphs of each document.
     """
 
-    hashes: NDArray[np.uint64]
-    sizes: NDArray[np.int64]
+    hashes: UInt64s
+    sizes: Ints
     signatures: NDArray[np.uint32]
-    bands: NDArray[np.uint64]
-    paragraph_hashes: NDArray[np.uint64]
-    paragraph_counts: NDArray[np.int64]
+    bands: UInt64s
+    paragraph_hashes: UInt64s
+    paragraph_counts: Ints
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -200,12 +201,12 @@ class StoredPrints:
         return int(self._places["sizes"][1][0])
 
     @property
-    def hashes(self) -> NDArray[np.uint64]:
+    def hashes(self) -> UInt64s:
         """As in `DocumentPrints`."""
         return self._map("hashes")
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Ints:
         """As in `DocumentPrints`."""
         return self._map("sizes")
 
@@ -215,17 +216,17 @@ class StoredPrints:
         return self._map("signatures")
 
     @property
-    def bands(self) -> NDArray[np.uint64]:
+    def bands(self) -> UInt64s:
         """As in `DocumentPrints`."""
         return self._map("bands")
 
     @property
-    def paragraph_hashes(self) -> NDArray[np.uint64]:
+    def paragraph_hashes(self) -> UInt64s:
         """As in `DocumentPrints`."""
         return self._map("paragraph_hashes")
 
     @property
-    def paragraph_counts(self) -> NDArray[np.int64]:
+    def paragraph_counts(self) -> Ints:
         """As in `DocumentPrints`."""
         return self._map("paragraph_counts")
 
@@ -241,17 +242,17 @@ class Prints(Protocol):
 
     def __len__(self) -> int: ...
     @property
-    def hashes(self) -> NDArray[np.uint64]: ...
+    def hashes(self) -> UInt64s: ...
     @property
-    def sizes(self) -> NDArray[np.int64]: ...
+    def sizes(self) -> Ints: ...
     @property
     def signatures(self) -> NDArray[np.uint32]: ...
     @property
-    def bands(self) -> NDArray[np.uint64]: ...
+    def bands(self) -> UInt64s: ...
     @property
-    def paragraph_hashes(self) -> NDArray[np.uint64]: ...
+    def paragraph_hashes(self) -> UInt64s: ...
     @property
-    def paragraph_counts(self) -> NDArray[np.int64]: ...
+    def paragraph_counts(self) -> Ints: ...
 
 
 _DTYPES = {
@@ -337,7 +338,7 @@ def join_prints(parts: Sequence[DocumentPrints], config: DedupConfig) -> Documen
     return DocumentPrints(**joined)
 
 
-def _paragraphs(texts: Sequence[str], config: DedupConfig) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _paragraphs(texts: Sequence[str], config: DedupConfig) -> tuple[UInt64s, Ints]:
     if not config.paragraphs:
         return np.zeros(0, dtype=np.uint64), np.zeros(len(texts), dtype=np.int64)
     hashes = [hash_paragraphs(text, config.paragraph_bytes) for text in texts]
@@ -346,8 +347,8 @@ def _paragraphs(texts: Sequence[str], config: DedupConfig) -> tuple[NDArray[np.u
 
 
 def _near(
-    texts: Sequence[str], encoded: Sequence[bytes], sizes: NDArray[np.int64], config: DedupConfig
-) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    texts: Sequence[str], encoded: Sequence[bytes], sizes: Ints, config: DedupConfig
+) -> tuple[NDArray[np.uint32], UInt64s]:
     """Compute signatures and band keys in groups of documents."""
     layout = Layout.of(config)
     count = len(texts)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.sections.data import DedupConfig
+from headway.core.arrays import Floats, Ints, UInt64s
 from headway.data.feeding.order import mix
 
 # Minimum number of bins: the standard error of an estimate is below 0.013 at similarity 0.8.
@@ -75,9 +76,7 @@ def collision_probability(similarity: float, bands: int, rows: int) -> float:
     return float(1.0 - (1.0 - similarity**rows) ** bands)
 
 
-def make_signatures(
-    words: NDArray[np.uint64], counts: NDArray[np.int64], layout: Layout
-) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+def make_signatures(words: UInt64s, counts: Ints, layout: Layout) -> tuple[NDArray[np.uint32], UInt64s]:
     """Compute the signatures and band keys of documents.
 
     Args:
@@ -95,7 +94,7 @@ def make_signatures(
     return _pack(minima, layout), keys
 
 
-def _bin_minima(words: NDArray[np.uint64], counts: NDArray[np.int64], layout: Layout) -> NDArray[np.uint32]:
+def _bin_minima(words: UInt64s, counts: Ints, layout: Layout) -> NDArray[np.uint32]:
     """Return the smallest hash in each bin: uint32 (n, bins), with all bits set for an empty bin."""
     minima = np.full((len(counts), layout.bins), _EMPTY, dtype=np.uint32)
     flat = minima.reshape(-1)
@@ -117,9 +116,7 @@ def _bin_minima(words: NDArray[np.uint64], counts: NDArray[np.int64], layout: La
     return minima
 
 
-def _short_shingles(
-    words: NDArray[np.uint64], starts: NDArray[np.int64], counts: NDArray[np.int64], ngram: int
-) -> NDArray[np.uint64]:
+def _short_shingles(words: UInt64s, starts: Ints, counts: Ints, ngram: int) -> UInt64s:
     """Return the only shingle of each document with fewer words than a shingle: all its words, padded with zeros."""
     shingles = np.zeros(len(starts), dtype=np.uint64)
     for shift in range(ngram):
@@ -128,9 +125,7 @@ def _short_shingles(
     return shingles
 
 
-def _update_minima(
-    flat: NDArray[np.uint32], documents: NDArray[np.int64], shingles: NDArray[np.uint64], layout: Layout
-) -> None:
+def _update_minima(flat: NDArray[np.uint32], documents: Ints, shingles: UInt64s, layout: Layout) -> None:
     """Update the minima of bins: the upper half of a shingle's hash selects the bin, the lower half is the value."""
     hashes = mix(shingles)
     bins = ((hashes >> np.uint64(32)) * np.uint64(layout.bins)) >> np.uint64(32)
@@ -149,7 +144,7 @@ def _pack(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint32]:
     return packed.view("<u4").astype(np.uint32, copy=False)
 
 
-def _band_keys(minima: NDArray[np.uint32], layout: Layout) -> NDArray[np.uint64]:
+def _band_keys(minima: NDArray[np.uint32], layout: Layout) -> UInt64s:
     """Return a key for each band: uint64 (bands, n)."""
     count = len(minima)
     rows = minima.reshape(count, layout.bins // layout.rows, layout.rows).min(axis=1)
@@ -181,7 +176,7 @@ def _borrowing_order(rows: int) -> NDArray[np.unsignedinteger[Any]]:
     return order
 
 
-def estimate_similarity(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.float64]:
+def estimate_similarity(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> Floats:
     """Estimate the Jaccard similarity of pairs of documents: float64 (n,), 0 if either has no words.
 
     The estimate is unbiased. Its standard error is at most sqrt(p (1 - p) / bins) * 15 / 14, p = s + (1 - s) / 15, for
@@ -202,22 +197,20 @@ def estimate_similarity(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> 
     equal_count = _ones(equal)
     # One in 15 bins with different minima has the same code by chance.
     same = (equal_count - both_count / _CODES) * (_CODES / (_CODES - 1))
-    similarity: NDArray[np.float64] = np.clip(same / np.maximum(either_count, 1.0), 0.0, 1.0)
+    similarity: Floats = np.clip(same / np.maximum(either_count, 1.0), 0.0, 1.0)
     return similarity
 
 
-def _any_bit(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _any_bit(values: UInt64s) -> UInt64s:
     """Return in the lowest bit of each group of four whether any bit is set; the other bits are undefined."""
     values = values | (values >> np.uint64(2))
     return values | (values >> np.uint64(1))
 
 
-def _ones(values: NDArray[np.uint64]) -> NDArray[np.float64]:
+def _ones(values: UInt64s) -> Floats:
     """Count per row the groups of four whose lowest bit is set: float64 (n,)."""
     low = np.uint64(0x0F0F0F0F0F0F0F0F)
     pairs = (values & low) + ((values >> np.uint64(4)) & low)
     # The top byte of the product is the sum of all bytes.
-    counts: NDArray[np.float64] = ((pairs * np.uint64(0x0101010101010101)) >> np.uint64(56)).sum(
-        axis=1, dtype=np.float64
-    )
+    counts: Floats = ((pairs * np.uint64(0x0101010101010101)) >> np.uint64(56)).sum(axis=1, dtype=np.float64)
     return counts

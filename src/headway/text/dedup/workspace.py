@@ -14,6 +14,8 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints, UInt64s
+
 # Rows or documents read at a time.
 BLOCK = 1 << 15
 # Bytes of a row of two numbers, with the copies that sorting makes.
@@ -21,7 +23,7 @@ _ROW_BYTES = 128
 _PREFIX = "headway-dedup-"
 
 Kind = TypeVar("Kind", bound=np.generic)
-Rows = NDArray[np.uint64]
+Rows = UInt64s
 #: Called with the number of rows done and in total.
 RowProgress = Callable[[int, int], None]
 
@@ -205,12 +207,12 @@ def thinned(blocks: Iterable[Rows], limit: int, thin: Callable[[Rows], Rows], wi
     return thin(np.concatenate(gathered))
 
 
-def _part_of(keys: NDArray[np.uint64], parts: int) -> NDArray[np.int64]:
+def _part_of(keys: UInt64s, parts: int) -> Ints:
     """Return the number of the range, out of `parts` equal ones, of each key."""
     return (((keys >> np.uint64(32)) * np.uint64(parts)) >> np.uint64(32)).astype(np.int64)
 
 
-def group_starts(sorted_keys: NDArray[Any]) -> NDArray[np.bool_]:
+def group_starts(sorted_keys: NDArray[Any]) -> Bools:
     """Return where groups of equal keys begin, bool (n,), in sorted keys (n,) or (n, columns)."""
     starts = np.ones(len(sorted_keys), dtype=bool)
     different = sorted_keys[1:] != sorted_keys[:-1]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Bools, Ints
 from headway.text.importing.files import TokenBlock
 from headway.text.preparing.shards import ShardWriter
 
@@ -57,7 +58,7 @@ class ShardSeries:
         self.entries: list[dict[str, Any]] = []
         """Entries of the complete shards, as in the manifest."""
 
-    def append(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+    def append(self, ids: NDArray[Any], ends: Ints) -> None:
         """Add ids; documents end before the places `ends`, and the last one may continue in the next call."""
         while len(ids) or len(ends):
             if self._writer is None:
@@ -137,7 +138,7 @@ class DocumentWriter:
         self.counts.tokens += len(self._open)
         self._begun, self._last, self._open = split, int(self._open[-1]), None
 
-    def _continue_document(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _continue_document(self, ids: NDArray[Any], ends: Ints) -> tuple[NDArray[Any], Ints]:
         """Write the ids that belong to the begun document, and return the rest."""
         assert self._begun is not None
         count = int(ends[0]) if len(ends) else len(ids)
@@ -153,7 +154,7 @@ class DocumentWriter:
             self._begun = None
         return ids[count:], ends[1:] - count
 
-    def _write(self, ids: NDArray[Any], ends: NDArray[np.int64], split: str) -> None:
+    def _write(self, ids: NDArray[Any], ends: Ints, split: str) -> None:
         """Write whole documents."""
         ids, ends = self._without_empty(ids, ends)
         if not len(ends):
@@ -166,7 +167,7 @@ class DocumentWriter:
         for side, chosen in (("train", ~held_out), ("validation", held_out)):
             self._append(ids[np.repeat(chosen, lengths)], np.cumsum(lengths[chosen]), side)
 
-    def _without_empty(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _without_empty(self, ids: NDArray[Any], ends: Ints) -> tuple[NDArray[Any], Ints]:
         """Remove documents that have no token except end-of-text."""
         lengths = np.diff(ends, prepend=0)
         alone = lengths == 1
@@ -177,7 +178,7 @@ class DocumentWriter:
         self.counts.empty += int(empty.sum())
         return ids[np.repeat(~empty, lengths)], np.cumsum(lengths[~empty])
 
-    def _append(self, ids: NDArray[Any], ends: NDArray[np.int64], split: str) -> None:
+    def _append(self, ids: NDArray[Any], ends: Ints, split: str) -> None:
         """Append documents, and add missing end-of-text tokens."""
         if not len(ends):
             return
@@ -193,7 +194,7 @@ class DocumentWriter:
         self.counts.documents += len(ends)
         self.counts.tokens += len(ids)
 
-    def _held_out(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _held_out(self, ids: NDArray[Any], ends: Ints) -> Bools:
         """Return for each document whether its hash is below the bound."""
         wide = np.ascontiguousarray(ids, dtype="<u4")
         # A document may or may not include its end-of-text token.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.arrays import Ints
 from headway.core.errors import DataError
 from headway.core.files.foreign import open_regular
 
@@ -19,7 +20,7 @@ BLOCK_TOKENS = 2**21
 #: Document ends processed at a time.
 BLOCK_DOCUMENTS = 2**18
 
-Ends = Iterator[NDArray[np.int64]]
+Ends = Iterator[Ints]
 #: Function that yields the ends of a file's documents in blocks.
 FindEnds = Callable[[], Ends]
 
@@ -71,7 +72,7 @@ class TokenBlock:
 
     ids: NDArray[Any]
     """Ids of the file, (n,), all within the vocabulary."""
-    ends: NDArray[np.int64]
+    ends: Ints
     """Exclusive ends of documents in `ids`, ascending, from 0 to n; equal ones mark empty documents."""
 
 
@@ -169,7 +170,7 @@ class _EndsUpTo:
     def __init__(self, blocks: Ends) -> None:
         self._blocks, self._left = blocks, np.empty(0, dtype=np.int64)
 
-    def take(self, end: int) -> NDArray[np.int64]:
+    def take(self, end: int) -> Ints:
         """Return the next ends up to `end`, inclusive."""
         found = []
         while True:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.sections.clean import CleanStep
 from headway.config.sections.data import DedupConfig
 from headway.config.units import Amount
+from headway.core.arrays import Bools, Ints
 from headway.core.errors import DataError
 from headway.text.reading.documents import BadDocument
 from headway.text.reading.sources import Piece
@@ -24,7 +24,7 @@ SPLITS = ("train", "validation")
 #: Limit on the skipped documents that are listed; all are counted.
 LISTED = 1000
 
-Bits = NDArray[np.bool_]
+Bits = Bools
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Verdict:
 
     keep: Bits
     paragraphs: Bits | None = None
-    paragraph_counts: NDArray[np.int64] | None = None
+    paragraph_counts: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class SplitPart:
 
     tokens: NDArray[Any]
     """Ids of all documents, in the store's dtype, with the tokens that begin and end each document."""
-    lengths: NDArray[np.int64]
+    lengths: Ints
     """Tokens of each document, with those that begin and end it."""
     trained: Bits | None = None
     """For each token of conversations whether it is trained; None for texts, all of whose tokens are."""

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.core.arrays import Floats, Ints
 from headway.telemetry.metrics import Metrics
 
 Axis = Literal["step", "time", "tokens"]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Curve:
 
     x: Floats
     """Step, seconds since the first record, or items so far."""
-    steps: NDArray[np.int64]
+    steps: Ints
     values: Floats
     smooth: Floats
     """Exponential mean up to the point."""
@@ -76,7 +75,7 @@ def curve_of(
     return Curve(x[kept], steps[kept], values[kept], smooth[kept], points, not_finite)
 
 
-def _positions(metrics: Metrics, steps: NDArray[np.int64], axis: Axis) -> Floats:
+def _positions(metrics: Metrics, steps: Ints, axis: Axis) -> Floats:
     """Return the position of each step; of none if the run does not record it."""
     if axis == "step":
         return steps.astype(np.float64)
@@ -106,7 +105,7 @@ def smoothed(values: Floats, weight: float) -> Floats:
     return np.array(found, dtype=np.float64)
 
 
-def thinned(x: Floats, values: Floats, limit: int) -> NDArray[np.int64]:
+def thinned(x: Floats, values: Floats, limit: int) -> Ints:
     """Return the indices of at most `limit` points: the least and the greatest of each of equally wide buckets.
 
     The first and the last point are among them. Extremes are kept, so a spike of one step is seen at every width.

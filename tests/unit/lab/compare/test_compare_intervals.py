@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
+from headway.core.arrays import Floats
 from headway.lab.compare.intervals import (
     RESAMPLES,
     Estimate,
-    Floats,
     holm,
     jackknife,
     ratio_interval,
