@@ -51,7 +51,8 @@ class Run:
 
     @property
     def plan(self) -> SegmentedPlan:
-        return SegmentedPlan(self.config.with_segments(self.segments))
+        config = self.config.with_segments(self.segments)
+        return SegmentedPlan(config.segments, config.segment_sections)
 
     def uses(self, first: int, last: int) -> Counter[tuple[str, int, int]]:
         """How often each smallest piece of text was used: (source, part, piece)."""

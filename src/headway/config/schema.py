@@ -283,6 +283,12 @@ class Config(Section):
             changes=list(changes),
         )
 
+    @property
+    def segment_sections(self) -> list[tuple[DataConfig, TrainConfig]]:
+        """What determines rows in each segment."""
+        configs = map(self.of_segment, range(len(self.segments)))
+        return [(one.data, one.train) for one in configs]
+
     def of_segment(self, number: int) -> Config:
         """Return this config with the settings of one of its segments for everything that determines rows."""
         segment = self.segments[number]

@@ -74,8 +74,8 @@ def check_config(config: Config) -> None:
 def _check_task(config: Config) -> None:
     """Make the task that a config names, and check what it needs besides."""
     found = Problems()
-    found.of(lambda: named_code(config))
-    found.of(lambda: try_loss(config, build_task(config), resolve_lanes(config, 1).micro_batch))
+    found.of(lambda: named_code(config.task))
+    found.of(lambda: try_loss(build_task(config), config.seed, resolve_lanes(config, 1).micro_batch))
     find_problems(config, found, here=False)
     found.of(lambda: check_trackers(config.track))
     found.of(lambda: load_callbacks(config.callbacks))

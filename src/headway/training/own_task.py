@@ -35,6 +35,7 @@ from headway.training.task import Task as RunTask
 
 if TYPE_CHECKING:
     from headway.config import Config, LaneGrid, MeshShape
+    from headway.config.sections.task import TaskConfig
 
 #: (model, micro-batch) -> the mean loss over the micro-batch's items, (): one number, or several by name; or a pair of
 #: that and outputs, which the metrics get.
@@ -232,7 +233,7 @@ def own_run_task(
         objective=Objective(partial(_summed, own, count, figures), count, figures=figures),
         evaluation=evaluation,
         fingerprints=task_fingerprints(own),
-        code=code if code is not None else named_code(config),
+        code=code if code is not None else named_code(config.task),
         recut=cut,
         parameter_groups=own.parameter_groups,
     )
@@ -271,14 +272,14 @@ def _summed(own: Task, count: Callable[[Any], int], figures: Figures, model: nn.
     return found * items  # type: ignore[no-any-return]
 
 
-def try_loss(config: Config, own: Task, micro_batch: int) -> None:
+def try_loss(own: Task, seed: int, micro_batch: int) -> None:
     """Compute the loss of the first samples on the CPU, where nothing else shows what it returns before a run.
 
     Raises:
         ConfigError: it is no loss, or cannot be computed.
         DataError: a sample cannot be read.
     """
-    reader = Reader(own.dataset, config.seed, own.collate)
+    reader = Reader(own.dataset, seed, own.collate)
     count = own.count_items or count_samples
     rows = range(min(micro_batch, len(own.dataset)))
     try:
@@ -317,15 +318,15 @@ def rows_fingerprint(rows: int) -> str:
     return fingerprint({"rows": rows})
 
 
-def named_code(config: Config) -> dict[str, str]:
-    """Return the identity of the modules of the task that a config names, as this machine has them or as they came.
+def named_code(task: TaskConfig | None) -> dict[str, str]:
+    """Return the identity of the modules of the task that a run has, as this machine has them or as they came.
 
     Raises:
         ConfigError: they are not there.
     """
-    assert config.task is not None, "the run has a task of its own"
-    module = config.task.function.partition(":")[0]
-    return {"task": identity_of_sources(config.task.files or sources_of(module, "task.function"))}
+    assert task is not None, "the run has a task of its own"
+    module = task.function.partition(":")[0]
+    return {"task": identity_of_sources(task.files or sources_of(module, "task.function"))}
 
 
 def code_of_objects(own: Task) -> dict[str, str]:

@@ -132,7 +132,7 @@ def test_a_version_is_sent_to_mlflow_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(mirrors, "log_model", log_model)
     monkeypatch.setattr(mirrors, "register_model", register_model)
-    monkeypatch.setattr(mirrors, "_client", lambda uri: client)
+    monkeypatch.setattr(mirrors, "open_client", lambda uri, what: client)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
     found = resolve("model@1", registry)
     assert [send_to_mlflow(found, "theirs", "champion") for _ in range(2)] == ["models:/theirs/7"] * 2

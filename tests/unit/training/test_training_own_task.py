@@ -188,7 +188,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, loss: Any, more: dict
     own = headway.Task(make_model(), Points(), loss, **more)
     check_task(own)
     with pytest.raises(ConfigError, match=message):
-        try_loss(config(tmp_path, plain), own, 8)
+        try_loss(own, config(tmp_path, plain).seed, 8)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def dataset_plan(config: Config, rows: int) -> RowPlan:
     if not rows:
         raise DataError("the dataset has no rows", where=DATASET, fix="give it at least one")
     if config.segments:
-        return SegmentedPlan(config)
+        return SegmentedPlan(config.segments, config.segment_sections)
     return PlainPlan([DATASET], [rows], config.seed, config.train.batches)
 
 
@@ -166,7 +166,7 @@ class DatasetFeed(PlannedFeed):
 
     def _parts(self, step: int) -> int:
         """Return the number of micro-batches of a lane of a step."""
-        return -(-self.plan.step_rows(step) // self._lanes // self.micro_batch(step))
+        return -(-self.plan.step_rows(step) // self.lanes // self.micro_batch(step))
 
     def _read(self, job: tuple[int, int, int], begin: Callable[[int], None]) -> Any:
         step, lane, part = job

@@ -26,7 +26,7 @@ class PlannedFeed:
 
     def __init__(self, plan: RowPlan, lanes: int, micro_batch: int, row_tokens: int = 1) -> None:
         self.plan = plan
-        self._lanes = lanes
+        self.lanes = lanes
         self._micro_tokens = micro_batch * row_tokens
 
     @property
@@ -37,12 +37,12 @@ class PlannedFeed:
     def picks(self, step: int, lane: int) -> list[Picks]:
         """Return the rows of one lane of one step, by micro-batch."""
         size = self.micro_batch(step)
-        of_lane, rest = divmod(self.plan.step_rows(step), self._lanes)
+        of_lane, rest = divmod(self.plan.step_rows(step), self.lanes)
         if rest:  # the run has rolled back into a segment whose steps had another number of rows
             raise ConfigError(
-                f"the {self.plan.step_rows(step)} rows of step {step:,} cannot be cut into {self._lanes} lanes",
+                f"the {self.plan.step_rows(step)} rows of step {step:,} cannot be cut into {self.lanes} lanes",
                 where="train.lanes",
-                fix=f"train.lanes={gcd(self.plan.step_rows(step), self._lanes)}",
+                fix=f"train.lanes={gcd(self.plan.step_rows(step), self.lanes)}",
             )
         picks = self.plan.picks(step, lane * of_lane, (lane + 1) * of_lane)
         return [picks[i : i + size] for i in range(0, len(picks), size)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from headway.data.feeding.segmented import SegmentedPlan
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.data.tokenizing.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid
 
 # Limit on the rows to count for the shares before the step; above it, these shares stay unknown.
 _MAX_COUNTED_ROWS = 50_000_000
@@ -83,13 +80,16 @@ class StepView:
     rows: list[RowView]
 
 
-def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, rows: int | None = None) -> StepView:
-    """Preview a step of a resolved config's run.
+def preview_step(
+    feed: TokenFeed, store: TokenStore, packing: str, steps: int, *, step: int, rows: int | None = None
+) -> StepView:
+    """Preview a step of a run.
 
     Args:
-        config: The config.
-        grid: The cut of its steps into lanes and micro-batches.
+        feed: The run's.
         store: Its store.
+        packing: `data.packing`.
+        steps: The run's.
         step: The step, counted from 0.
         rows: Number of rows of each lane to show, from its first on; all when None.
 
@@ -97,10 +97,8 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         ConfigError: The run has no such step.
         DataError: The store cannot be read.
     """
-    steps = config.train.steps or 0
     if not 0 <= step < steps:
         raise ConfigError(f"the run has no step {step:,}", where="train.steps", fix=f"--step 0 to --step {steps - 1}")
-    feed = TokenFeed.of(config, grid, store)
     length = feed.plan.sequence_length(step)
     plan, (first, last) = _plan_at(feed.plan, step), (0, steps)
     if isinstance(feed.plan, SegmentedPlan):
@@ -110,19 +108,19 @@ def preview_step(config: Config, grid: LaneGrid, store: TokenStore, step: int, r
         first = max(first, segment.first_step)
         last = min(last, segment.last_step)
     feed.warn_of_short_sources()
-    reader = _RowReader(config.data.packing, store, feed, step)
+    reader = _RowReader(packing, store, feed, step)
     left_out = [SourceView(name, asked=0.0, step=0.0, so_far=0.0, epochs=0.0) for name in feed.too_short]
     return StepView(
         step=step,
         steps=steps,
         sequence_length=length,
-        lanes=grid.lanes,
+        lanes=feed.lanes,
         micro_batches=len(feed.picks(step, 0)),
         micro_batch=feed.micro_batch(step),
         first_step=first,
         last_step=last,
         sources=[*_sources(feed.plan, step), *left_out],
-        rows=[view for lane in range(grid.lanes) for view in reader.lane(lane, rows)],
+        rows=[view for lane in range(feed.lanes) for view in reader.lane(lane, rows)],
     )
 
 

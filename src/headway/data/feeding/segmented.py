@@ -44,21 +44,21 @@ class SegmentedPlan:
     """The plans of a run's segments, one after another (`headway.data.feeding.plan.RowPlan`).
 
     Args:
-        config: A resolved config with segments.
+        segments: Of a resolved config.
+        sections: What determines rows in each of them (`Config.segment_sections`).
 
     Raises:
         ConfigError: A segment cannot continue where the one before ended.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.segments = config.segments
+    def __init__(self, segments: Sequence[Segment], sections: Sequence[tuple[DataConfig, TrainConfig]]) -> None:
+        self.segments = segments
         self.firsts = [segment.first_step for segment in self.segments]
         self.plans: list[RowPlan] = []
         #: Per segment, the map from the rows of the segment before; None for the first segment and for a new epoch.
         self.row_maps: list[RowMap | None] = []
-        for number in range(len(self.segments)):
-            own = config.of_segment(number)
-            plan, row_map = _plan_after(own.data, own.train, self.segments[: number + 1], self.plans[-1:])
+        for number, (data, train) in enumerate(sections, 1):
+            plan, row_map = _plan_after(data, train, segments[:number], self.plans[-1:])
             self.plans.append(plan)
             self.row_maps.append(row_map)
         names = [name for plan in reversed(self.plans) for name in plan.sources]
@@ -196,7 +196,7 @@ def plan_of(config: Config, rows: SplitRows) -> RowPlan:
         DataError: A source that has a weight has no row.
     """
     if config.segments:
-        return SegmentedPlan(config)
+        return SegmentedPlan(config.segments, config.segment_sections)
     if not is_mixed(config.data):
         length = config.train.sequence_length
         return PlainPlan(rows.sources, rows.counts(length), config.seed, config.train.batches, length)

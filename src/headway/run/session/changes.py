@@ -245,7 +245,7 @@ def settle_segments(config: Config, data: RunData, options: RunOptions, tokenize
     words += [f"{START_EPOCH}: an epoch of all data begins"] if begins else []
     begun = wanted.model_copy(update={"new_epoch": begins, "changes": words})
     result = config.with_segments([*kept, begun])
-    plan = SegmentedPlan(result)  # raises an error if the run cannot continue so
+    plan = SegmentedPlan(result.segments, result.segment_sections)  # raises an error if the run cannot continue so
     if joins:
         warning(f"the run continues with changed data: {wanted.changes[0]}")
     notice(_describe_rows(plan, step, joins))
@@ -291,7 +291,7 @@ def _recount(config: Config, last: Segment, data: RunData) -> PartRows:
 
 def _same_epoch(config: Config, segments: Sequence[Segment], step: int) -> bool:
     """Return whether the epoch that the last segment began is still in progress."""
-    plan = SegmentedPlan(config.with_segments(segments))
+    plan = SegmentedPlan(segments, config.with_segments(segments).segment_sections)
     first = segments[-1].first_step
     return step <= first or int(max(plan.epochs(step - 1))) == int(max(plan.epochs(first)))
 

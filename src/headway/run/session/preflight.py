@@ -128,7 +128,7 @@ def _examine_task(config: Config, options: RunOptions | None, *, begins: bool) -
     from headway.run.session.parts import check_parts
     from headway.training.own_task import build_task, named_code, rows_fingerprint
 
-    named_code(config)
+    named_code(config.task)
     own = build_task(config)
     if options is not None:
         rows = len(own.dataset)

@@ -91,7 +91,7 @@ def _preview_task(plan: RunPlan, options: RunOptions | None) -> str:
     own = plan.own
     train = plan.config.train
     assert own is not None and config.task is not None and train.steps is not None, "it was examined"
-    try_loss(config, own, plan.grid.micro_batch)
+    try_loss(own, config.seed, plan.grid.micro_batch)
     for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, plan.mesh.size)):
         warning(line)
     samples = len(own.dataset)

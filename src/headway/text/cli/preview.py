@@ -43,10 +43,14 @@ def preview(
     from dataclasses import asdict
 
     from headway.data.feeding.preview import preview_step
+    from headway.data.feeding.token_feed import TokenFeed
 
     settings = in_steps(load_text(config, overrides))
     grid = resolve_grid(settings, settings.parallel.workers)
-    view = preview_step(settings, grid, open_store(settings.data), step, rows or None)
+    store = open_store(settings.data)
+    feed = TokenFeed.of(settings, grid, store)
+    steps = settings.train.steps or 0
+    view = preview_step(feed, store, settings.data.packing, steps, step=step, rows=rows or None)
     with exact_results():
         if json:
             print_json(asdict(view))

@@ -20,9 +20,9 @@ from headway.core.errors import ConfigError
 from headway.data.feeding import rows as rows_module
 from headway.data.feeding.order import permute
 from headway.data.feeding.prefetch import Prefetcher
-from headway.data.feeding.preview import preview_step
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
+from support.feeds import preview
 
 GRID = LaneGrid(lanes=4, micro_batches=2, micro_batch=3)
 STAGES = [
@@ -156,7 +156,7 @@ def test_packed_rows_are_mixed_too(store: TokenStore, packing: str) -> None:
 def test_a_preview_is_what_the_step_sees(store: TokenStore) -> None:
     config = config_of(store)
     for step in (12, 20):
-        feed, view = TokenFeed.of(config, GRID, store), preview_step(config, GRID, store, step)
+        feed, view = TokenFeed.of(config, GRID, store), preview(config, GRID, store, step)
         seen = flat(feed, step)
         assert [tuple(row.ids) for row in view.rows] == [row[:-1] for row in seen]
         for row, tokens in zip(view.rows, seen, strict=True):
@@ -173,7 +173,7 @@ def test_a_preview_is_what_the_step_sees(store: TokenStore) -> None:
 
 
 def test_a_preview_cuts_texts_where_documents_end(store: TokenStore) -> None:
-    view = preview_step(config_of(store, []), GRID, store, 0)
+    view = preview(config_of(store, []), GRID, store, 0)
     ends = 0
     for row in view.rows:
         inner = sum(token == store.end_of_text_id for token in row.ids[:-1])
@@ -181,7 +181,7 @@ def test_a_preview_cuts_texts_where_documents_end(store: TokenStore) -> None:
         ends += inner
         assert not any("<|endoftext|>" in text for text in row.documents)
     assert ends
-    packed = preview_step(config_of(store, [], packing="pad"), GRID, store, 0)
+    packed = preview(config_of(store, [], packing="pad"), GRID, store, 0)
     assert all(len(row.documents) == 1 and row.first_token is None for row in packed.rows)
     assert any(row.padding for row in packed.rows)
 
@@ -205,7 +205,7 @@ def test_the_verb(store: TokenStore, tmp_path: Path) -> None:
         application(), ["data", "preview", str(file), *train, "--step", "12", "--rows", "2", "--json"]
     )
     assert result.exit_code == 0, result.output
-    view = preview_step(config, GRID, store, 12, 2)
+    view = preview(config, GRID, store, 12, 2)
     assert json.loads(result.stdout) == json.loads(json.dumps(dataclasses.asdict(view)))
     assert len(view.rows) == 8
     result = CliRunner().invoke(application(), ["data", "preview", str(file), *train, "--step", "12", "--rows", "1"])

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from headway.config import Config, LaneGrid, resolve
-from headway.data.feeding.preview import preview_step
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.text.cli.inspect import _asked_shares
 from headway.text.inspect import fertility, sample_text
 from headway.text.preparing.prepare import prepare
+from support.feeds import preview
 
 GRID = LaneGrid(lanes=1, micro_batches=1, micro_batch=2)
 TRAIN = {"steps": 4, "sequence_length": 16, "global_batch": 2, "lanes": 1}
@@ -50,9 +50,7 @@ def test_special_tokens_within_a_text_are_shown_and_its_end_is_not(chat: Config,
     assert sample_text(store, 1) == "red"
     assert fertility(store, "train", "a") == 1.0
     config = chat.model_copy(update={"data": chat.data.model_copy(update={"packing": packing})})
-    shown = [
-        text for step in range(4) for row in preview_step(config, GRID, store, step).rows for text in row.documents
-    ]
+    shown = [text for step in range(4) for row in preview(config, GRID, store, step).rows for text in row.documents]
     # A row may begin with the end of the document before.
     assert set(shown) <= {"", "red", "<|user|> red stone <|user|>"} and "<|user|> red stone <|user|>" in shown
 
@@ -67,7 +65,7 @@ def test_a_source_too_short_for_a_row_is_told_of(
     values: dict[str, Any] = {"data": {"sources": sources, "store": str(store.path)}, "train": train}
     config = resolve(Config.model_validate(values))
     said = f"fewer than the {tokens['second'] + 1:,} tokens of one row: 'second' ({tokens['second']:,} tokens)"
-    view = preview_step(config, GRID, store, 0)
+    view = preview(config, GRID, store, 0)
     assert [(s.name, s.asked, s.step) for s in view.sources] == [("first", 1.0, 1.0), ("second", 0.0, 0.0)]
     assert said in capsys.readouterr().err
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
@@ -84,5 +82,5 @@ def test_nothing_is_said_where_every_source_has_rows(store: TokenStore, capsys: 
     data = {"sources": sources, "store": str(store.path)}
     config = resolve(Config.model_validate({"data": data, "train": TRAIN}))
     capsys.readouterr()
-    assert len(preview_step(config, GRID, store, 0).sources) == 2
+    assert len(preview(config, GRID, store, 0).sources) == 2
     assert capsys.readouterr().err == ""

@@ -666,13 +666,13 @@ def test_tables_that_say_more_than_they_hold_are_malformed() -> None:
 
 def test_a_preview_marks_what_is_trained(config: Callable[..., DataConfig]) -> None:
     from headway.config import resolve_lanes
-    from headway.data.feeding.preview import preview_step
+    from support.feeds import preview
 
     prepared(RECORDS)
     data = chat_config(None, packing="pad").model_dump(mode="json")
     run = Config.model_validate({"data": data, "train": {"steps": 1, "sequence_length": 64, "global_batch": 4}})
     run = resolve(run)
-    row = preview_step(run, resolve_lanes(run, 1), TokenStore.open("store"), 0).rows[0]
+    row = preview(run, resolve_lanes(run, 1), TokenStore.open("store"), 0).rows[0]
     assert row.marked is not None and row.trained is not None
     answer = next(m for m in CONVERSATIONS if m[0]["content"] in row.documents[0])[1]["content"]
     assert f"<|im_start|>assistant\n⟦{answer}<|im_end|>⟧\n" in row.marked[0]
