@@ -42,6 +42,7 @@ class WaitingThreads(Callback):
         self._at_start = at_start
         self._measure = measure
         self._switch: WaitSwitch | None = None
+        self._threads = 0
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._recorded: bool | None = None
@@ -54,7 +55,8 @@ class WaitingThreads(Callback):
             return
         workers = workers_of_this_machine(job.world.size)
         self._switch = WaitSwitch(library, threads, workers)
-        self._apply(self._at_start(threads * workers, workers))
+        self._threads = threads * workers
+        self._apply(self._at_start(self._threads, workers))
         self._closing.clear()
         self._thread = threading.Thread(target=self._work, name="headway-wait-mode", daemon=True)
         self._thread.start()
@@ -86,4 +88,5 @@ class WaitingThreads(Callback):
         assert self._switch is not None, "started"
         read = self._measure()
         while not self._closing.wait(_EVERY_SECONDS):
-            self._apply(choose_wait_mode(read(), "sleep" if self._switch.sleeps else "spin"))
+            before: WaitMode = "sleep" if self._switch.sleeps else "spin"
+            self._apply(choose_wait_mode(read(), before, self._threads))

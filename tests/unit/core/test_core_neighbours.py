@@ -45,7 +45,15 @@ def test_the_mode_at_start(
     ],
 )
 def test_the_mode_while_a_run_goes_on(load: Load, from_spin: str, from_sleep: str) -> None:
-    assert (choose_wait_mode(load, "spin"), choose_wait_mode(load, "sleep")) == (from_spin, from_sleep)
+    assert (choose_wait_mode(load, "spin", 8), choose_wait_mode(load, "sleep", 8)) == (from_spin, from_sleep)
+
+
+@pytest.mark.parametrize(("waited", "from_spin", "from_sleep"), [(0.04, "spin", "spin"), (0.1, "spin", "sleep")])
+def test_two_threads_sleep_only_for_a_larger_loss(waited: float, from_spin: str, from_sleep: str) -> None:
+    """One busy process takes a third of two threads' time."""
+    load = Load(waited=waited)
+    assert (choose_wait_mode(load, "spin", 2), choose_wait_mode(load, "sleep", 2)) == (from_spin, from_sleep)
+    assert choose_wait_mode(Load(waited=0.33), "spin", 2) == "sleep"
 
 
 class Recorded:

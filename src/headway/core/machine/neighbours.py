@@ -19,10 +19,14 @@ from headway.core.machine.system import Machine
 
 WaitMode = Literal["spin", "sleep"]
 
-#: Threads begin to sleep when this share of time is lost, and spin again below the second one. A share of 5 % is what
-#: spinning gains at most over sleeping for a few microseconds' work; beside one busy process a third is lost.
+#: Threads begin to sleep when this share of time is lost, and spin again below the second one. A few threads need a
+#: larger one, the third and fourth divided by their number: two that sleep on idle processors take up to a third longer
+#: for a step of small operations, since each wake-up of a virtual processor takes as long as an operation does. Beside
+#: one busy process two threads lose a third of their time, which is more than half of one thread's.
 _SLEEP_ABOVE = 0.05
 _SPIN_BELOW = 0.02
+_SLEEP_ABOVE_OF_ONE = 0.3
+_SPIN_BELOW_OF_ONE = 0.1
 #: The share of the last 10 seconds in which some process waited for a processor, from which a start is cautious.
 _PRESSURE = 0.2
 _SAMPLES = 5
@@ -70,9 +74,19 @@ def choose_at_start(seen: Start) -> WaitMode:
     return "sleep" if crowded or (seen.pressure or 0.0) > _PRESSURE else "spin"
 
 
-def choose_wait_mode(load: Load, before: WaitMode) -> WaitMode:
-    """Choose how threads wait for work from now on."""
-    return "sleep" if load.lost >= (_SPIN_BELOW if before == "sleep" else _SLEEP_ABOVE) else "spin"
+def choose_wait_mode(load: Load, before: WaitMode, threads: int) -> WaitMode:
+    """Choose how threads wait for work from now on.
+
+    Args:
+        load: What keeps them from running.
+        before: How they wait now.
+        threads: Threads that compute, over all workers here.
+    """
+    if before == "sleep":
+        limit = max(_SPIN_BELOW, _SPIN_BELOW_OF_ONE / threads)
+    else:
+        limit = max(_SLEEP_ABOVE, _SLEEP_ABOVE_OF_ONE / threads)
+    return "sleep" if load.lost >= limit else "spin"
 
 
 def look_at_start(machine: Machine, threads: int, workers: int) -> Start:
