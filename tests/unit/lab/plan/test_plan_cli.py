@@ -129,3 +129,20 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, check=False)
     assert result.returncode == 0, result.stderr
     assert "recommended:" in result.stdout
+
+
+def test_device_host_and_disk_are_printed_beside_what_there_is(tmp_path: Path) -> None:
+    """A config of some thousand parameters: what the process itself takes is most of the host's."""
+    config = write_config(tmp_path, optimizer={"offload": True}, train={"micro_batch": 1})
+    given = (config, "--gpus", "1xL4", "--host-memory-gib", "64", "train.precision=bf16")
+    lines = {line.split()[0]: line for line in run(*given).output.splitlines() if line.startswith("  ")}
+    assert " of 64.0 GiB on every machine: weights " in lines["host"] and "rest 4.0 GiB" in lines["host"]
+    assert "in host memory at 100 GB/s (assumed; headway doctor --arithmetic measures it)" in lines["update"]
+    assert " for 4 checkpoints of " in lines["disk"]
+    found = json.loads(run(*given, "--json").output)
+    option = found["recommendation"]
+    assert option["fits_host"] is True and sum(option["host_parts_bytes"].values()) == option["host_bytes"]
+    assert option["host_update_seconds"] > 0 and found["machines"]["host_gib"] == 64.0
+    assert found["disk"]["total_bytes"] == 4 * found["disk"]["checkpoint_bytes"]
+    small = json.loads(run(*given[:4], "3", "--json").output)
+    assert small["recommendation"] is None and not any(o["fits"] for o in small["options"])
