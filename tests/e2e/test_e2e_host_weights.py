@@ -72,3 +72,16 @@ def test_a_run_with_fp32_weights_goes_on_in_bf16(tiny: Callable[..., Path], tmp_
     back = headway("train", tiny(train={**before, "steps": 10}), "--accept-changes")
     assert back.returncode == 0, back.stderr
     assert manifest(tmp_path / "runs/tiny")["cursor"]["step"] == 10
+
+
+@pytest.mark.slow
+def test_a_rollback_goes_back_to_a_state_without_moments(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The first state has no moments, so the buffer in which the next ones lie has another layout."""
+    config = tiny(train=WEIGHTS, health={"on_nonfinite": "rollback"})
+    faults = "nan@gradient=1,nan@gradient=7"
+    done = headway("train", config, "name=whole", faults=faults)
+    assert done.returncode == 0 and done.stderr.count("going back to step") == 2, done.stderr
+    killed = headway("train", config, "name=killed", faults=f"{faults},kill@update=9")
+    assert killed.returncode == 1, killed.stderr
+    assert headway("train", config, "name=killed").returncode == 0
+    assert state_hash(tmp_path / "runs/killed") == state_hash(tmp_path / "runs/whole")
