@@ -27,6 +27,7 @@ from headway.registry.cli import looking, sending
 from headway.registry.cli.options import VersionArgument, moment, open_named, summary
 from headway.registry.files import files_to_register
 from headway.registry.gate import GATED, GateSettings, as_record, run_gate
+from headway.registry.publish import register as publish
 from headway.registry.signing import signed
 from headway.registry.who import audit
 
@@ -85,7 +86,6 @@ def add(
     headway registry add runs/quickstart --name my-model --best --sign key.pem
     headway registry add my-export --name my-model --registry s3://bucket/registry
     """
-    from headway.registry.publish import register as publish
     from headway.registry.sources import ExportOptions, gathered, with_benchmarks
 
     if best and step is not None:

@@ -21,6 +21,8 @@ from headway.command_line import (
 from headway.core.console import notice, print_line
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.exposure import tls_pair
+from headway.core.files.atomic import atomic_write
+from headway.serve.experiment.split import Split
 
 HELP = """Serve a trained model with OpenAI's interface, and try one version against another.
 
@@ -80,7 +82,6 @@ def plan(
     from headway.serve.experiment.planning import Assumed
     from headway.serve.experiment.planning import plan as simulated
     from headway.serve.experiment.sequential import SequentialTest
-    from headway.serve.experiment.split import Split
 
     found = simulated(Split.parse(split), SequentialTest(effect, alpha), Assumed(base_rate, difference, horizon, seed))
     if json:
@@ -109,7 +110,6 @@ def report(
     headway serve report trials/one --output report.html
     headway serve report trials/one --json
     """
-    from headway.core.files.atomic import atomic_write
     from headway.serve.experiment.report import headline, page, table_of
     from headway.serve.experiment.report import report as read
 
@@ -180,7 +180,6 @@ def run(
     _check_installed()
     from headway.serve.experiment.journal import Plan
     from headway.serve.experiment.sequential import SequentialTest
-    from headway.serve.experiment.split import Split
     from headway.serve.front import Limits
     from headway.serve.run import EngineOptions, ServerOptions, Source, serve_model
     from headway.serve.server import Place
