@@ -213,7 +213,8 @@ class TrainStep:
         last_lane = max(batches)
         place = _rng_coordinates(state.model, world)
         several = sum(map(len, batches.values())) > 1
-        with casts_kept(world.device) if several and self._keeps_casts else nullcontext():
+        precision = self.assembled.config.train.precision
+        with casts_kept(precision, world.device) if several and self._keeps_casts else nullcontext():
             for lane, micro_batches in sorted(batches.items()):
                 beat(Phase.COMPUTE)
                 if world.counts_items:

@@ -65,7 +65,7 @@ def verify(
 
     headway audit verify runs/quickstart
     headway audit verify runs/quickstart --json
-    headway audit verify runs/quickstart --acknowledge "the disk of node 7 failed on 3 May"
+    headway audit verify runs/quickstart --acknowledge "the disk failed"
     """
     log = _log_of(run)
     if acknowledge is not None:

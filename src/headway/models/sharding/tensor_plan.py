@@ -9,18 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import SequenceParallel
-from torch.distributed.tensor.parallel.style import ParallelStyle
+from typing import TYPE_CHECKING
 
 from headway.config.derived.mesh import padded_rows
 from headway.config.sections.architecture import UNDIVIDED_NORM
 from headway.core.errors import ConfigError
-from headway.models.layers.moe import MixtureOfExperts
 from headway.models.shape import Shape
 
 if TYPE_CHECKING:
@@ -93,6 +86,8 @@ def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dic
     plan = {part: styles[kind] for part, kind in named if kind in styles}
     routers = [part for part, kind in named if kind == "layers.*.feed_forward.router"]
     if routers:
+        from headway.models.sharding.mixture_plan import OwnPositions
+
         plan |= {router.removesuffix(".router"): OwnPositions() for router in routers}
     return plan
 
@@ -111,28 +106,3 @@ def _check_equal_parts(shape: Shape, workers: int) -> None:
             where="parallel.tensor, model.vocab_size",
             fix=f"model.vocab_size={padded_rows(shape.vocab_size, workers)}, in a new run",
         )
-
-
-class OwnPositions(ParallelStyle):
-    """Runs a mixture on this worker's tokens and returns them in the layout of the residual stream.
-
-    Leaves routed experts alone: expert parallelism may have sharded them before.
-    """
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, MixtureOfExperts)
-        # The mixture uses the router's weight directly, not through the module.
-        weight = DTensor.from_local(module.router.weight.detach(), device_mesh, [Replicate()], run_check=False)
-        module.router.weight = nn.Parameter(weight, requires_grad=module.router.weight.requires_grad)
-        if module.shared is not None:
-            SequenceParallel(sequence_dim=0)._apply(module.shared.gate_up, device_mesh)
-            SequenceParallel(sequence_dim=0, use_local_output=True)._apply(module.shared.down, device_mesh)
-
-        def own(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-            x_BTD, *rest = given
-            rank = device_mesh.get_local_rank()
-            workers = device_mesh.size()
-            return x_BTD.to_local(), *(t if t is None else t.chunk(workers, dim=1)[rank] for t in rest)
-
-        module.register_forward_pre_hook(own)
-        return module

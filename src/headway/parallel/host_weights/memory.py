@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from headway.config.derived.host_weights import host_types
+from headway.config.strategies import distinct_strategies
 from headway.core.console import notice
 from headway.core.coordination.launched import workers_of_this_machine
 from headway.core.errors import ConfigError, explaining_refusals
@@ -74,12 +75,13 @@ def needs_file(need: HostNeed, room: HostRoom, where: str) -> bool:
         return False
     if need.summed_bytes <= usable and _COPIES_ON_DISK * need.kept_bytes <= room.disk_bytes:
         return True
+    able = " or ".join(spec.name for spec in distinct_strategies() if spec.build_on_host and spec.sums_gradients)
     raise ConfigError(
         f"masters and moments take {format_bytes(need.kept_bytes)} of memory, or twice that of disk, and sums of"
         f" gradients {format_bytes(need.summed_bytes)} of memory; this machine has"
         f" {format_bytes(int(usable))} of memory to use and {format_bytes(room.disk_bytes)} of free disk",
         where=f"train.weights; {where}",
-        fix="optimizer.moments=bf16, more machines with zero2 or zero3, or a machine with more memory",
+        fix=f"optimizer.moments=bf16, more machines with {able}, or a machine with more memory",
     )
 
 

@@ -53,11 +53,14 @@ def autocast(precision: str, device: torch.device, *, keeps_casts: bool = False)
 
 
 @contextmanager
-def casts_kept(device: torch.device) -> Iterator[None]:
-    """Let weights keep their casts from one forward pass to the next, while they do not change.
+def casts_kept(precision: str, device: torch.device) -> Iterator[None]:
+    """Let weights keep their casts from one forward pass to the next, while they do not change, if `autocast` casts.
 
     The gradient of each pass is still cast and added in fp32: the cast has no tensors to free after a backward pass.
     """
+    if precision not in _AUTOCAST:
+        yield
+        return
     try:
         # PyTorch empties the cache where the outermost of its contexts ends.
         with torch.autocast(device.type, enabled=False):
