@@ -67,12 +67,20 @@ def test_all_processes_of_a_machine_stop_and_end_together(tmp_path: Path) -> Non
     assert not second.processes
 
 
+def _environment(pid: int) -> str | None:
+    """Read what a process was started with; None once it has ended, as those before `sleep` do while they are listed."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text()
+    except OSError:
+        return None
+
+
 @pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root, and `ip` (iproute2)")
 def test_all_that_runs_in_a_namespace_is_killed_without_any_mark(tmp_path: Path) -> None:
     """Ray's workers overwrite the environment that the others are known by."""
     with standing_machines(1, namespaces=True) as (machine,):
         machine.start(["env", "-i", str(shutil.which("sleep")), "600"], tmp_path / "log", {})
-        assert wait_until(lambda: [Path(f"/proc/{pid}/environ").read_text() for pid in machine.processes] == [""], LONG)
+        assert wait_until(lambda: [_environment(pid) for pid in machine.processes] == [""], LONG)
         machine.kill()
         assert machine.wait(LONG) == -signal.SIGKILL
 
