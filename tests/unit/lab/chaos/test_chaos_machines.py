@@ -68,7 +68,7 @@ def test_all_processes_of_a_machine_stop_and_end_together(tmp_path: Path) -> Non
 
 
 def _environment(pid: int) -> str | None:
-    """Read what a process was started with; None once it has ended, as those before `sleep` do while they are listed."""
+    """Read what a process was started with; None once it has ended, as those before `sleep` do during the listing."""
     try:
         return Path(f"/proc/{pid}/environ").read_text()
     except OSError:
