@@ -63,6 +63,9 @@ def test_a_folder_becomes_a_model_that_answers(texts: Path, tmp_path: Path) -> N
 def test_a_dial_is_for_a_folder(tmp_path: Path) -> None:
     refused = headway("train", "quickstart", "--minutes", "3", cwd=tmp_path)
     assert refused.returncode == 2 and "this is a config" in refused.stderr
+    for options in ([], ["--minutes", "3"]):
+        misspelt = headway("train", "txts", *options, cwd=tmp_path)
+        assert misspelt.returncode == 2 and "no such folder of text" in misspelt.stderr
 
 
 def test_epochs_become_the_steps_of_the_prepared_data(texts: Path, tmp_path: Path) -> None:

@@ -92,8 +92,10 @@ def test_other_code_does_not_continue_a_run(tmp_path: Path) -> None:
 
 def test_other_verbs_know_a_task(tmp_path: Path) -> None:
     run = train(tmp_path, "run", "train.steps=4")
-    dry = headway("train", "shapes.yaml", f"runs={tmp_path}", "--dry-run", "train.device=cpu", cwd=EXAMPLES)
+    dry_run = ("train", "shapes.yaml", f"runs={tmp_path}", "--dry-run", "train.device=cpu", "data.processes=2")
+    dry = headway(*dry_run, cwd=EXAMPLES)
     assert "task       shapes:build: 4,996 parameters" in dry.stdout
+    assert "steps of 64 samples:" in dry.stdout and "2 processes per worker" in dry.stdout
     assert "config check" not in headway("config", "check", "shapes.yaml", cwd=EXAMPLES).stderr
     planned = headway("plan", "shapes.yaml", "train.device=cpu", "--json", cwd=EXAMPLES)
     facts = json.loads(planned.stdout)

@@ -260,12 +260,18 @@ class Batches:
             for first, _, rows in stretches
         )
 
-    def sum_in_words(self, steps: int) -> str:
-        """Return the length of a run: "100 steps of 512 tokens", where they change those that there are at last."""
-        tokens = self.parts[-1][1] * self.sequence_length
+    def sum_in_words(self, steps: int, *, of_rows: str | None = None) -> str:
+        """Return the length of a run: "100 steps of 512 tokens", where they change those that there are at last.
+
+        Args:
+            steps: Number of steps.
+            of_rows: What rows are called where they do not consist of tokens, as in a task of the user's own.
+        """
+        rows = self.parts[-1][1]
+        size = f"{rows:,} {of_rows}" if of_rows else f"{rows * self.sequence_length:,} tokens"
         since = self.parts[-1][0] if self.before is None else max(self.begins, self.parts[-1][0])
         changed = f" from step {since:,} on" if self.before is not None else ""
-        return f"{steps:,} steps of {tokens:,} tokens{changed}"
+        return f"{steps:,} steps of {size}{changed}"
 
     def _step_near(self, tokens: int, rounded: Callable[[int, int], int]) -> int:
         if self.before is not None and tokens <= self.before.tokens_before(self.begins):

@@ -31,7 +31,7 @@ def counted(number: int, word: str) -> str:
 
 def plural(number: int, word: str) -> str:
     """Return a word in the singular or plural form that fits a number."""
-    return word + ("" if number == 1 else "es" if word.endswith("ch") else "s")
+    return word + ("" if number == 1 else "es" if word.endswith(("ch", "s")) else "s")
 
 
 def printable(text: str, keep: str = "") -> str:

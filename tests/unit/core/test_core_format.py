@@ -52,6 +52,7 @@ def test_bytes(value: float | None, text: str) -> None:
 def test_things_that_are_counted() -> None:
     assert [counted(n, "micro-batch") for n in (0, 1, 2)] == ["0 micro-batches", "1 micro-batch", "2 micro-batches"]
     assert [counted(n, "lane") for n in (1, 1234)] == ["1 lane", "1,234 lanes"]
+    assert [counted(n, "process") for n in (1, 2)] == ["1 process", "2 processes"]
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,15 @@ def _dial(config: Path, minutes: float | None, size: str | None, depth: int | No
     """Return the dial where the first word is a folder of text; None where it is a config.
 
     Raises:
-        ConfigError: a dial is given for a config.
+        ConfigError: a dial is given for a config, or there is neither a folder nor a config.
     """
-    if config.exists() and config.suffix not in (".yaml", ".yml") and str(config) not in PRESET_NAMES.split(", "):
+    if config.suffix not in (".yaml", ".yml") and str(config) not in PRESET_NAMES.split(", "):
+        if not config.exists():
+            raise ConfigError(
+                "there is no such folder of text, and no such config",
+                where=str(config),
+                fix=f"give a folder of text, a YAML file, or a built-in preset: {PRESET_NAMES}",
+            )
         from headway.cli.start.folder import is_folder_of_text
 
         if is_folder_of_text(config):

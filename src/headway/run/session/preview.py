@@ -97,13 +97,13 @@ def _preview_task(plan: RunPlan, options: RunOptions | None) -> str:
     samples = len(own.dataset)
     held_out = "none" if own.validation is None else f"{len(own.validation):,}"
     rows = train.batches.rows_before(train.steps)
-    readers = f"{config.data.processes} processes a worker" if config.data.processes else "a thread"
+    readers = f"{counted(config.data.processes, 'process')} per worker" if config.data.processes else "a thread"
     return "\n".join(
         [
             *_run(config, options, plan.fingerprints["data"]),
             f"task       {config.task.function}: {format_count(plan.facts()['parameters'])} parameters",
             f"data       {samples:,} samples, {held_out} for validation, read by {readers}",
-            f"training   {train.batches.sum_in_words(train.steps)}: {rows / samples:.2f} epochs",
+            f"training   {train.batches.sum_in_words(train.steps, of_rows='samples')}: {rows / samples:.2f} epochs",
             *workers_lines(config, plan.mesh, plan.grid),
         ]
     )

@@ -23,7 +23,6 @@ from headway.text.reading.documents import Batch
 from headway.text.reading.places import Place, SourceFile, open_file
 from headway.text.reading.records import wanted_fields
 from headway.text.reading.table_texts import (
-    REPAIR,
     Part,
     Span,
     TableTexts,
@@ -31,6 +30,7 @@ from headway.text.reading.table_texts import (
     field_of,
     grouped,
     import_pyarrow,
+    repair,
     texts_of,
 )
 
@@ -66,7 +66,7 @@ def arrow_spans(
             found = stream_messages(stream, 0, file.bytes, file.bytes)
             messages = [(message.start, message.end) for message in found if message.kind != SCHEMA]
         except MalformedError as error:
-            raise DataError(f"the Arrow stream is damaged: {error}", where=file.location, fix=REPAIR) from None
+            raise DataError(f"the Arrow stream is damaged: {error}", where=file.location, fix=repair(file)) from None
     if not messages:
         return field, []
     groups = grouped([end - start for start, end in messages], size)
@@ -204,7 +204,7 @@ def open_arrow(file: Place) -> Iterator[tuple[Any, Any]]:
         # A mapped file is not copied: texts are decoded directly from the page cache.
         stream = arrow.memory_map(file.location) if file.local else arrow.PythonFile(open_file(file), mode="r")
     except OSError as error:
-        raise DataError(f"an input file cannot be read: {error}", where=file.location, fix=REPAIR) from None
+        raise DataError(f"an input file cannot be read: {error}", where=file.location, fix=repair(file)) from None
     with stream:
         try:
             is_file = file.ranges and bytes(stream.read(6)) == b"ARROW1"
@@ -215,5 +215,5 @@ def open_arrow(file: Place) -> Iterator[tuple[Any, Any]]:
         except HeadwayError:
             raise
         except Exception as error:  # a damaged file can make the library raise any exception
-            raise DataError(f"not a readable Arrow file: {error}", where=file.location, fix=REPAIR) from None
+            raise DataError(f"not a readable Arrow file: {error}", where=file.location, fix=repair(file)) from None
         yield stream, reader

@@ -6,9 +6,11 @@ needed columns, and the needed fields of nested columns, are validated.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -36,9 +38,6 @@ from headway.text.reading.records import check_unique_name, missing_field, text_
 ROWS = 1024
 BATCH_BYTES = 2**20
 
-#: Fix for a file that cannot be read.
-REPAIR = "repair it, or leave it out of data.sources"
-
 # Levels of lists and structs in a column of conversations, and elements of the lists of a record batch.
 _DEPTH = 16
 _ELEMENTS = 2**24
@@ -62,6 +61,12 @@ class Part:
     """Rows according to its header."""
     unpacked: int = 0
     """Unpacked bytes that its compressed buffers declare."""
+
+
+def repair(file: Place) -> str:
+    """Return the fix for a file that cannot be read."""
+    pattern = PurePosixPath(file.name).name
+    return f"repair it, or leave it out of data.sources (of a folder or glob by exclude: [{json.dumps(pattern)}])"
 
 
 def given(table: Any) -> Part:

@@ -15,7 +15,6 @@ from headway.text.reading.parquet_pages import UNPACKED_BYTES, PageGuard, page_h
 from headway.text.reading.places import SourceFile, open_file
 from headway.text.reading.table_texts import (
     BATCH_BYTES,
-    REPAIR,
     ROWS,
     Span,
     TableTexts,
@@ -24,6 +23,7 @@ from headway.text.reading.table_texts import (
     given,
     grouped,
     import_pyarrow,
+    repair,
     texts_of,
 )
 
@@ -143,7 +143,7 @@ def _opened(file: SourceFile) -> Iterator[tuple[PageGuard, Any]]:
         except HeadwayError:
             raise
         except Exception as error:  # a damaged file can make the library raise any exception
-            raise DataError(f"not a readable Parquet file: {error}", where=file.location, fix=REPAIR) from None
+            raise DataError(f"not a readable Parquet file: {error}", where=file.location, fix=repair(file)) from None
         with opened:
             yield guard, opened
 

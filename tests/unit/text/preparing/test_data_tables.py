@@ -76,6 +76,7 @@ def test_a_damaged_one_is_told_before_a_vocabulary_is_sought(
     with pytest.raises(DataError, match="not a readable Parquet file") as caught:
         prepare(config(tables), workers=1)
     assert caught.value.where == str(tables / "4.parquet")
+    assert 'exclude: ["4.parquet"]' in str(caught.value.fix)
 
 
 def test_none_is_opened_behind_a_limit(config: Configs, tables: Path, opened: list[str]) -> None:
