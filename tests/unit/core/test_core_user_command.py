@@ -67,7 +67,7 @@ def test_every_verb_is_accounted_for() -> None:
 
 def test_the_quickstart_suggests_its_own_overrides(tmp_path: Path) -> None:
     config = load_config("quickstart", [f"runs={tmp_path}", *OWN])
-    commands = [line for line in _next_commands(config, [*OWN]) if " quickstart" in line]
+    commands = [line for line, _ in _next_commands(config, [*OWN]) if " quickstart" in line]
     assert len(commands) == 2 and all(f"quickstart {QUOTED}" in line for line in commands)
 
 

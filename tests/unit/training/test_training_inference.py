@@ -10,6 +10,7 @@ import pytest
 
 from headway.api import train
 from headway.config import load_config
+from headway.core.console import Progress
 from headway.core.errors import CheckpointError, DataError
 from headway.core.files.hashes import sha256_file
 from headway.data.tokenizing.tokenizer import Tokenizer, keep_copy
@@ -55,6 +56,13 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(run: Path, tmp_path: 
     shutil.rmtree(tmp_path / "store")
     with pytest.raises(CheckpointError, match="is not there"):
         load_trained(run)
+
+
+def test_an_evaluation_shows_its_progress(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(Progress, "advance", lambda bar: shown.append(f"{bar.label} {bar.total:g} {bar.unit}"))
+    evaluate_trained(run, rows=20)
+    assert shown == ["evaluating 3 batches"] * 3
 
 
 def test_a_copy_is_made_of_the_right_tokenizer_only(corpus: Path, tmp_path: Path) -> None:

@@ -30,17 +30,19 @@ headway quickstart train.steps=100 name=tiny
 
 PROMPTS = ("def ", "class ", "import os\n\n")
 
-#: Commands to try next, each with its purpose; `{run}`, `{store}` and `{overrides}` are those of this run.
+#: Commands to try next, each with its purpose; `{runs}`, `{run}`, `{store}` and `{overrides}` are those of this run.
+#: `{others}` are its overrides without those that the command gives anew.
 NEXT = (
-    ("open {run}/report.html", "the report: curves, data, environment"),
+    ("headway ui {runs}", "its curves, data and environment in a browser; {run}/report.html is one page of them"),
     ('headway generate {run} --prompt "def main("', "sample from the model"),
     ("headway chat {run}", "type text, and let the model continue it"),
     ("headway eval {run}", "loss on the whole validation split"),
     ("headway runs show {run}", "the run in a few lines"),
     ("headway checkpoints list {run}", "the checkpoints of the run"),
     ("headway verify quickstart{overrides}", "prove that kills do not change a bit"),
-    ("headway train quickstart{overrides} name=longer {store} train.steps=4000", "train for longer"),
+    ("headway train quickstart{others} name=longer {store} train.steps=4000", "train for longer"),
 )
+_GIVEN_ANEW = ("name", "data.store", "train.steps", "train.tokens", "train.epochs")
 
 
 def quickstart(overrides: OverridesArgument = None) -> None:
@@ -57,18 +59,21 @@ def quickstart(overrides: OverridesArgument = None) -> None:
     train(config, own_process=True)
     _after_training(config)
     print_lines("\nDone. What you may want next:")
-    for command, (_, purpose) in zip(_next_commands(config, wanted), NEXT, strict=True):
+    for command, purpose in _next_commands(config, wanted):
         print_lines(f"\n  # {purpose}\n  {command}")
 
 
-def _next_commands(config: Config, overrides: list[str]) -> list[str]:
-    """Fill in the commands of `NEXT`, including the overrides of this machine and the user."""
+def _next_commands(config: Config, overrides: list[str]) -> list[tuple[str, str]]:
+    """Fill in the commands of `NEXT` and their purposes, including the overrides of this machine and the user."""
+    others = [text for text in overrides if text.partition("=")[0] not in _GIVEN_ANEW]
     values = {
+        "runs": shlex.quote(str(config.runs)),
         "run": shlex.quote(str(config.run_directory)),
         "store": shlex.quote(f"data.store={config.data.store}"),
         "overrides": "".join(f" {shlex.quote(text)}" for text in overrides),
+        "others": "".join(f" {shlex.quote(text)}" for text in others),
     }
-    return [command.format(**values) for command, _ in NEXT]
+    return [(command.format(**values), purpose.format(**values)) for command, purpose in NEXT]
 
 
 def _without_bf16() -> list[str]:

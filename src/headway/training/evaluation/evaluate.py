@@ -54,6 +54,7 @@ def evaluate(
     precision: str = "fp32",
     pipeline: Pipeline | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    advance: Callable[[], None] = lambda: None,
 ) -> Evaluation | None:
     """Compute the loss over a list of micro-batches, which are dealt out in turns and summed in order.
 
@@ -61,6 +62,7 @@ def evaluate(
 
     Args:
         stopped: Whether this worker was asked to stop. If any was, all leave before the same batch.
+        advance: Called after each batch of this worker.
 
     Returns:
         The loss; None if the evaluation was stopped early.
@@ -98,6 +100,7 @@ def evaluate(
         if figures is not None:
             found = figures.take()
             counted += found if index < batches else []
+        advance()
     read.close()
     for module, mode in modes:  # one by one: a frozen module may have been in evaluation mode before
         module.training = mode

@@ -13,7 +13,7 @@ import torch
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.config import Config, DataConfig, ModelConfig, load_resolved
 from headway.config.template import CHAT
-from headway.core.console import warning
+from headway.core.console import progress, warning
 from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json_object
 from headway.core.files.hashes import sha256_file
@@ -436,7 +436,9 @@ def evaluate_model(
     length = sequence_length or min(config.train.sequence_length, trained.model.config.max_sequence_length)
     feed = evaluation_feed(config.data, store, split=split, sequence_length=length, limit=rows, micro_batch=8)
     world = World(0, 1, 0, next(trained.model.parameters()).device)
-    result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, precision=config.train.precision)
+    with progress("evaluating", len(feed), "batches") as shown:
+        precision = config.train.precision
+        result = evaluate(LANGUAGE_MODELLING, trained.model, feed, world, precision=precision, advance=shown.advance)
     assert result is not None, "nothing asks it to stop"
     return {
         "step": trained.step,
