@@ -10,6 +10,8 @@
 #SBATCH --output=/home/you/deploy/slurm-%j.log
 #SBATCH --open-mode=append
 cd /home/you || exit 2
+# A step has one processor for each task unless it asks for more, whatever its job has asked for.
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 module load cuda
 source .venv/bin/activate
 export HEADWAY_MACHINES=2

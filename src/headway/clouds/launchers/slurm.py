@@ -50,6 +50,8 @@ _HEAD = """\
 #!/bin/bash
 {options}
 cd {folder} || exit 2
+# A step has one processor for each task unless it asks for more, whatever its job has asked for.
+[ -z "${{SLURM_CPUS_PER_TASK:-}}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 {setup}"""
 
 _SCRIPT = """\
@@ -232,6 +234,7 @@ def batch_options(job: Job, folder: Path) -> dict[str, Any]:
         "qos": slurm.qos,
         "time": slurm.time,
         "gres": slurm.gres or (f"gpu:{job.gpus}" if job.gpus else None),
+        "cpus-per-task": _processors(job),
         "array": f"1-{job.parts}" if job.parts > 1 else None,
         "requeue": True,
         # To the step of the run, so long before the time limit or a preemption.
@@ -241,6 +244,17 @@ def batch_options(job: Job, folder: Path) -> dict[str, Any]:
     }
     merged: dict[str, Any] = merge(options, dict(slurm.patch))
     return {name: value for name, value in merged.items() if value is not None and value is not False}
+
+
+def _processors(job: Job) -> int | None:
+    """Return the processors of each machine: those of its workers where they train on processors.
+
+    A task gets one unless it asks for more. With GPUs that is left to the cluster, which may grant a number for each.
+    """
+    parallel = job.config.parallel
+    threads = 1 if parallel.threads == "auto" else parallel.threads
+    processors = parallel.workers * threads
+    return None if job.gpus or processors == 1 else processors
 
 
 def log_pattern(folder: Path, name: str) -> str:
@@ -258,7 +272,9 @@ def _lines(options: dict[str, Any]) -> str:
 
 def prepare_options(job: Job, folder: Path) -> dict[str, Any]:
     """Return the options of sbatch for preparing data: one task on a machine without GPUs, and no signal to save."""
-    left_out = ("gres", "signal")
+    left_out = {"gres", "signal"}
+    if "cpus-per-task" not in job.config.launch.slurm.patch:
+        left_out.add("cpus-per-task")
     options = {name: value for name, value in batch_options(job, folder).items() if name not in left_out}
     return options | {"job-name": f"{job.name}-prepare", "nodes": 1, "ntasks-per-node": 1}
 
@@ -314,6 +330,9 @@ def _prepare_script(job: Job) -> str:
     """Return the script that prepares the token store, on one machine and without GPUs."""
     folder = job.folder.absolute()
     options = {name: value for name, value in prepare_options(job, folder).items() if name != "requeue"}
+    workers = job.config.data.workers
+    if workers != "auto" and workers > 1:
+        options.setdefault("cpus-per-task", workers)
     words = ["exec", "srun", "headway", "data", "prepare", str(folder / CONFIG)]
     return f"{script_head(job, options)}\n{shlex.join(words)}\n"
 

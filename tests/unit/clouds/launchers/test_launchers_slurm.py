@@ -33,6 +33,16 @@ def test_the_script_has_the_options_of_the_config() -> None:
     assert script.index("module load cuda") < script.index("srun ")
 
 
+def test_a_machine_without_gpus_has_a_processor_for_every_thread() -> None:
+    """Slurm gives a task one processor unless it asks for more, and a step what the step asks for, not the job."""
+    files = LAUNCHER.files(job("train.device=cpu", "parallel.threads=2", "data.workers=4"))
+    assert "#SBATCH --cpus-per-task=16\n" in files[SCRIPT] and "#SBATCH --cpus-per-task=4\n" in files[PREPARE]
+    assert "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK" in files[SCRIPT]
+    own = LAUNCHER.files(job("train.device=cpu", "launch.slurm.patch={cpus-per-task: 96}"))
+    assert all("#SBATCH --cpus-per-task=96\n" in own[name] for name in (SCRIPT, PREPARE))
+    assert "#SBATCH --cpus-per-task" not in LAUNCHER.files(job())[SCRIPT]
+
+
 def test_slurm_replaces_nothing_in_the_name_of_a_folder(tmp_path: Path) -> None:
     script = LAUNCHER.files(job(out=tmp_path / "100%j"))[SCRIPT]
     assert f"#SBATCH --output={tmp_path}/100%%j/slurm-%j.log" in script
