@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,9 +86,9 @@ class RayJobLauncher:
         """Ask the cluster how the job is."""
         done = try_program(["ray", "job", "status", *_address(handle.details.get("address")), handle.id])
         said = done.stdout + done.stderr
-        if "does not exist" in said:
+        word = _parse_status(said, handle.id)
+        if not word and "does not exist" in said:
             return JobState("gone", "Ray has no such job")
-        word = next((word for word in _STATES if word in said.upper().split("STATUS")[-1]), "")
         return JobState(_STATES.get(word, "unknown"), word or said.strip()[-200:] or "no answer")
 
     def logs(self, handle: Handle, follow: bool) -> int:
@@ -103,6 +104,15 @@ class RayJobLauncher:
         """
         ask_program(["ray", "job", "stop", *_address(handle.details.get("address")), "--no-wait", handle.id])
         wait_until(lambda: self.status(handle).state not in ("waiting", "running"), handle.grace_seconds, 1.0)
+
+
+def _parse_status(said: str, job: str) -> str:
+    """Return the status of a job from what `ray job status` prints; its message may quote the job's own log."""
+    name = re.escape(f"'{job}'")
+    found = re.search(
+        rf"Status for job {name}: (?:JobStatus\.)?(\w+)|Job {name} (?:was )?(succeeded|failed|stopped)", said
+    )
+    return "" if found is None else str(found[1] or found[2]).upper()
 
 
 def runtime_environment(launch: LaunchConfig) -> dict[str, Any]:

@@ -215,10 +215,30 @@ def test_a_ray_job_is_submitted_with_its_folder_and_stopped(tmp_path: Path, monk
     assert json.loads(submitted[submitted.index("--runtime-env-json") + 1])["pip"] == ["headway"]
     programs.answer("status", stdout=f"Status for job '{handle.id}': RUNNING\nrunning")
     assert launcher.status(handle).state == "running"
-    programs.answer("status", stdout=f"Status for job '{handle.id}': STOPPED\n")
+    programs.answer("status", stdout=f"Job '{handle.id}' was stopped\n")
     launcher.cancel(handle)
     assert launcher.status(handle).state == "cancelled"
     assert [words for words in programs.calls if words[:3] == ["ray", "job", "stop"]]
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("Status for job '{id}': PENDING\nStatus message: Job has not started yet. It may be waiting.", "waiting"),
+        ("Status for job '{id}': RUNNING\nStatus message: Job is currently running.", "running"),
+        ("-----\nJob '{id}' succeeded\n-----", "finished"),
+        ("Job '{id}' failed\nStatus message: exit code 2, last available logs:\nrunning: 3 pending", "failed"),
+        ("RuntimeError: Request failed with status code 404: Job {id} does not exist.", "gone"),
+        ("ConnectionError: Failed to connect to Ray at address: http://head:8265.", "unknown"),
+    ],
+)
+def test_the_state_of_a_ray_job_is_read_from_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, state: str
+) -> None:
+    programs = Programs(tmp_path, monkeypatch, "ray")
+    handle = Handle("ray", "pending-20261129-120000", "2", 120, {"address": None}, time.time())
+    programs.answer("status", stdout=said.format(id=handle.id))
+    assert find_launcher("ray").status(handle).state == state
 
 
 def test_the_command_of_a_ray_job_takes_the_words_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
