@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from headway.core.format import printable
 
@@ -25,7 +26,13 @@ def _start(match: re.Match[str]) -> str:
 
 def markdown_texts(texts: Sequence[str]) -> list[str]:
     """Return the lines of paragraphs; a text that begins with a dash becomes an item of a list."""
-    return [f"- {in_markdown(text[2:])}" if text.startswith("- ") else f"\n{in_markdown(text)}\n" for text in texts]
+    lines: list[str] = []
+    for before, text in pairwise(["- ", *texts]):
+        is_item = text.startswith("- ")
+        if lines and not (is_item and before.startswith("- ")):
+            lines.append("")
+        lines.append(f"- {in_markdown(text[2:])}" if is_item else in_markdown(text))
+    return lines
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -252,7 +252,7 @@ def _against(high: CellResult, low: CellResult) -> str:
     name = low.cell.strategy
     share = percent(_exposed(low))
     if not found.is_known:
-        return f"; {name} has {share}, each in one measurement or compared with one"
+        return f"; {name} has {share}, but at least one of the two was measured only once"
     return f", {name} the least with {share}" if found.is_significant else "; the repeats tell no strategy from another"
 
 

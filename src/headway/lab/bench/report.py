@@ -55,7 +55,8 @@ NOTES = (
     " way, waiting for the slowest worker included; exposed: and nothing was computed meanwhile.",
     "GPU: share of the time of the measured steps in which a kernel ran, over the samples of all GPUs; n/a where the"
     " driver does not say, and without a GPU.",
-    "MFU and HFU: n/a where the device's peak is not known, as of CPUs. Energy: n/a where no counter can be read.",
+    "MFU and HFU: n/a where the device's peak is not known, as of CPUs. Of products, there: the model's FLOP/s as a"
+    " share of what all workers together reach in products of matrices. Energy: n/a where no counter can be read.",
 )
 
 
@@ -268,6 +269,7 @@ _FIGURES: tuple[tuple[str, _Figure], ...] = (
     ("Loss", lambda result, _: _named(result, "mean_loss", "{:.4f}")),
     ("MFU", lambda result, _: _named(result, "mfu", "{:.1%}")),
     ("HFU", lambda result, _: _named(result, "hfu", "{:.1%}")),
+    ("Of products", lambda result, _: _named(result, "share_of_measured_products", "{:.1%}")),
     ("Energy", lambda result, _: _named(result, "energy_joules_per_token", "{:.3g} J/token")),
 )
 

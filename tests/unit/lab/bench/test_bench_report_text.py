@@ -21,7 +21,7 @@ from headway.lab.bench.report import load_report, render_markdown, write_report
 from headway.lab.bench.results import CellResult, model_place, parse_result, write_result
 from headway.lab.bench.statistics import difference
 from headway.lab.bench.wording import failure_in_words
-from headway.telemetry.markdown import in_markdown
+from headway.telemetry.markdown import in_markdown, markdown_texts
 from support.bench import result
 
 DDP = result("ddp", 2, [99.0, 100.0, 101.0])
@@ -207,7 +207,10 @@ def test_communication_is_compared_like_everything_else() -> None:
     assert "ddp the least with 11 %" in _said(low, cell("zero3", 0.30, 0.31))
     assert "the repeats tell no strategy from another" in _said(low, cell("zero3", 0.05, 0.30))
     once = _said(cell("ddp", 0.1), cell("zero3", 0.3))
-    assert "30 % of the profiled steps with zero3" in once and "; ddp has 10 %, each in one measurement" in once
+    assert (
+        "30 % of the profiled steps with zero3" in once
+        and "; ddp has 10 %, but at least one of the two was measured only once" in once
+    )
     assert "the least" not in once
 
 
@@ -266,6 +269,13 @@ def test_processes_that_ended_badly_after_they_had_measured_are_named(tmp_path: 
     assert findings([cell])[0] == ("Warning: ddp-w2-1m-fp32-b1-t64 was measured, and then ended with exit code 1.")
     write_result(tmp_path, cell)
     assert load_report(tmp_path).table[1][0][1] == "ok; measured, and then ended with exit code 1"
+
+
+def test_findings_are_paragraphs_and_lists_with_one_blank_line_between() -> None:
+    assert markdown_texts(["One.", "Two:", "- a", "- b", "Three."]) == [
+        "One.", "", "Two:", "", "- a", "- b", "", "Three."
+    ]  # fmt: skip
+    assert markdown_texts(["- a", "- b"]) == ["- a", "- b"] and markdown_texts([]) == []
 
 
 def test_small_things_read_well(tmp_path: Path) -> None:
