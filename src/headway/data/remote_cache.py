@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +30,7 @@ from headway.core.console import warning
 from headway.core.errors import DataError, fix_for
 from headway.core.files.hashes import sha256_bytes
 from headway.core.process.faults import fault_point
+from headway.data.shards import StoreFile
 from headway.data.storage import DataStorage
 
 #: Folder for the cache's own files, inside the folder of the copies.
@@ -45,16 +45,6 @@ _BLOCK = 2**20
 _PART = ".part"
 # Seconds before each attempt to evict files. The limit is exceeded only if all files stay in use that long.
 _EVICTION_WAITS = (0.0, 0.001, 0.01, 0.1)
-
-
-@dataclass(frozen=True)
-class RemotePart:
-    """A file of a remote store."""
-
-    name: str
-    """Path relative to the store, with forward slashes."""
-    bytes: int
-    sha256: str
 
 
 class WrongContentError(DataError):
@@ -92,14 +82,14 @@ class Copies:
         self._guard = threading.Lock()
         self._warned = False
 
-    def has(self, part: RemotePart) -> bool:
+    def has(self, part: StoreFile) -> bool:
         """Return whether there is a copy of a file."""
         try:
             return (self.folder / part.name).stat().st_size == part.bytes
         except OSError:
             return False
 
-    def map(self, part: RemotePart, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def map(self, part: StoreFile, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Map a file as an array, downloaded if need be. The copy stays as long as the array lives.
 
         Raises:
@@ -119,7 +109,7 @@ class Copies:
         self._release(self._share)
         return array
 
-    def read(self, part: RemotePart) -> bytes:
+    def read(self, part: StoreFile) -> bytes:
         """Return a file's content, downloaded if need be.
 
         Raises:
@@ -128,7 +118,7 @@ class Copies:
         with self._opened(part) as file:
             return file.read()
 
-    def bring(self, parts: Sequence[RemotePart]) -> None:
+    def bring(self, parts: Sequence[StoreFile]) -> None:
         """Download missing files in parallel, as many as this process may keep.
 
         Raises:
@@ -149,7 +139,7 @@ class Copies:
             list(pool.map(self._bring, missing))
 
     @contextmanager
-    def _opened(self, part: RemotePart) -> Iterator[IO[bytes]]:
+    def _opened(self, part: StoreFile) -> Iterator[IO[bytes]]:
         """Open a complete copy during a block, locked against eviction; download the file if need be."""
         # Release files before, not after: files held a moment too long take space that another process needs.
         self._release(self._share - part.bytes)
@@ -160,7 +150,7 @@ class Copies:
         with file:
             yield file
 
-    def _open(self, part: RemotePart) -> IO[bytes] | None:
+    def _open(self, part: StoreFile) -> IO[bytes] | None:
         """Open an existing copy, which stays as long as it is open; None if there is none or it is being evicted."""
         path = self.folder / part.name
         try:
@@ -190,7 +180,7 @@ class Copies:
                 mapped -= array.nbytes
                 _touch(self.folder / name)
 
-    def _bring(self, part: RemotePart) -> None:
+    def _bring(self, part: StoreFile) -> None:
         """Download a file, unless another process has done so in the meantime."""
         path = self.folder / part.name
         try:
@@ -220,7 +210,7 @@ class Copies:
     def _lock_of(self, name: str) -> Path:
         return self.folder / KEEPING / "locks" / sha256_bytes(name.encode())[:32]
 
-    def _reserve(self, part: RemotePart, file: IO[bytes]) -> None:
+    def _reserve(self, part: StoreFile, file: IO[bytes]) -> None:
         """Evict files to make room for a file, and reserve the space by giving the file its full length."""
         with self._folder_lock():
             # During a scan, other processes may release files already passed and open later ones. So scan again.
@@ -265,7 +255,7 @@ class Copies:
             return not path.exists()
         return True
 
-    def _download(self, part: RemotePart, file: IO[bytes]) -> None:
+    def _download(self, part: StoreFile, file: IO[bytes]) -> None:
         """Download a remote file into a local one and verify it.
 
         Raises:

@@ -22,9 +22,8 @@ from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json
 from headway.core.files.hashes import fingerprint, sha256_bytes
 from headway.core.format import format_bytes
 from headway.core.process.faults import fault_point
-from headway.data.loss_mask import mask_bytes
-from headway.data.remote_cache import KEEPING, Copies, RemotePart, WrongContentError, locked
-from headway.data.shards import Shard, ShardStream, mask_file, own_tokens
+from headway.data.remote_cache import KEEPING, Copies, WrongContentError, locked
+from headway.data.shards import StoreFile
 from headway.data.storage import MissingError, UnreachableError
 from headway.data.store import TokenStore, file_problem
 from headway.data.store_manifest import MANIFEST, parse_manifest
@@ -164,7 +163,7 @@ class RemoteTokenStore(TokenStore):
         split, since training rows are prefetched while an evaluation reads its own.
         """
         largest: dict[str, int] = {}
-        for part in self._parts_of_store():
+        for part in self._shard_files():
             split = part.name.split("/")[0]
             largest[split] = max(largest.get(split, 0), part.bytes)
         needed = 2 * sum(largest.values()) * processes
@@ -185,7 +184,7 @@ class RemoteTokenStore(TokenStore):
         Raises:
             DataError: a file is missing or its length is wrong, or the store cannot be reached.
         """
-        parts = self._parts_of_store()
+        parts = self._shard_files()
         if self.copies.storage.web:
             missing = [part for part in parts if not self.copies.has(part)]
             with ThreadPoolExecutor(_REQUESTS) as pool:
@@ -200,7 +199,7 @@ class RemoteTokenStore(TokenStore):
                 problem = "missing" if size is None else f"{size} bytes long, not {part.bytes}"
                 raise _wrong(self.copies.storage.url_of(part.name), problem)
 
-    def _size(self, part: RemotePart) -> int | None:
+    def _size(self, part: StoreFile) -> int | None:
         found = self.copies.storage.stat(part.name)
         return None if found is None else found.bytes
 
@@ -208,17 +207,16 @@ class RemoteTokenStore(TokenStore):
         """Download the shards with these tokens in parallel; with `index`, their indexes too."""
         shards = self._part(split, source)["shards"]
         numbers = self._stream(split, source).shards_with(starts, count)
-        parts = [_token_part(split, source, shards[number], self.dtype) for number in numbers]
-        parts += [_mask_part(split, source, shards[number]) for number in numbers if "mask_sha256" in shards[number]]
+        found = [self._files_of(split, source, shards[number]) for number in numbers]
+        parts = [tokens for tokens, *_ in found]
+        parts += [mask for _, _, *masks in found for mask in masks]
         if index:
-            found = [self.shards(split, source)[number] for number in numbers]
-            parts += [_index_part(split, source, shard) for shard in found]
+            parts += [offsets for _, offsets, *_ in found]
         self._explain_changes(lambda: self.copies.bring(parts))
 
     def documents(self, split: str, source: str) -> NDArray[np.uint64]:
         """Return the document offsets of a source; the indexes are downloaded in parallel."""
-        shards = self.shards(split, source)
-        parts = [_index_part(split, source, shard) for shard in shards]
+        parts = [self._files_of(split, source, shard)[1] for shard in self.shard_entries(split, source)]
         self._explain_changes(lambda: self.copies.bring(parts))
         return super().documents(split, source)
 
@@ -248,7 +246,7 @@ class RemoteTokenStore(TokenStore):
 
     def _content(self, name: str, size: int | None, digest: str) -> bytes:
         if size is not None:
-            return self._explain_changes(lambda: self.copies.read(RemotePart(name, size, digest)))
+            return self._explain_changes(lambda: self.copies.read(StoreFile(name, size, digest)))
         if file_problem(self.path / name, None, digest) is None:
             return read_bytes(self.path / name)
         content = _read_small(self.copies, name)
@@ -258,18 +256,8 @@ class RemoteTokenStore(TokenStore):
             file.write(content)
         return content
 
-    def _make_stream(self, split: str, source: str) -> ShardStream:
-        def map_shard(shard: dict[str, Any]) -> NDArray[np.integer[Any]]:
-            part = _token_part(split, source, shard, self.dtype)
-            tokens = own_tokens(self._explain_changes(lambda: self.copies.map(part, self.dtype)), shard)
-            self._note(split, source, shard)
-            return tokens
-
-        return ShardStream(self._part(split, source), map_shard, keep=0)
-
-    def _map_mask(self, split: str, source: str, shard: dict[str, Any]) -> NDArray[np.uint8]:
-        part = _mask_part(split, source, shard)
-        return self._explain_changes(lambda: self.copies.map(part, np.dtype(np.uint8)))
+    def _map(self, part: StoreFile, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return self._explain_changes(lambda: self.copies.map(part, dtype))
 
     def _explain_changes(self, work: Callable[[], T]) -> T:
         """Call `work`; if a file is missing or wrong because the store has changed, raise an error that says so."""
@@ -290,23 +278,6 @@ class RemoteTokenStore(TokenStore):
                     fix="restore it, then resume the run; or start a new run with data.store in another folder",
                 ) from error
             raise
-
-    def _parts_of_store(self) -> list[RemotePart]:
-        return [RemotePart(name, size, digest) for name, size, digest in self._files() if size is not None]
-
-
-def _token_part(split: str, source: str, shard: dict[str, Any], dtype: np.dtype[Any]) -> RemotePart:
-    tokens = shard.get("file_tokens", shard["tokens"])
-    return RemotePart(f"{split}/{source}/{shard['file']}", tokens * dtype.itemsize, shard["sha256"])
-
-
-def _mask_part(split: str, source: str, shard: dict[str, Any]) -> RemotePart:
-    size = mask_bytes(shard.get("file_tokens", shard["tokens"]))
-    return RemotePart(f"{split}/{source}/{mask_file(shard['file'])}", size, shard["mask_sha256"])
-
-
-def _index_part(split: str, source: str, shard: Shard) -> RemotePart:
-    return RemotePart(f"{split}/{source}/{shard.index}", shard.index_bytes, shard.index_sha256)
 
 
 def _read_small(copies: Copies, name: str) -> bytes:

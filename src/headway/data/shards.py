@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.data.loss_mask import MASK, MaskBits
+from headway.data.loss_mask import MASK, MaskBits, mask_bytes
 
 #: Suffixes of a shard's files: token ids, and document offsets; a loss mask is beside them where not all are trained.
 TOKENS = ".bin"
@@ -32,43 +32,37 @@ class Shard:
     documents: int
     first_token: int
     """Tokens of the source in the shards before this one."""
-    first_document: int
+
+
+class StoreFile(NamedTuple):
+    """A file of a shard."""
+
+    name: str
+    """Path relative to the store, with forward slashes."""
+    bytes: int
     sha256: str
-    index_sha256: str
-    skip_tokens: int = 0
-    """Leading tokens of the file that this store does not use (`TokenStore.with_shards`)."""
-    skip_documents: int = 0
-    file_tokens: int | None = None
-    """Tokens of the whole file, if the shard is a part of it."""
-    file_documents: int | None = None
-    mask_sha256: str | None = None
-    """Hash of the loss mask; None if all tokens are trained."""
-
-    @property
-    def index(self) -> str:
-        """Name of the file with the document offsets."""
-        return index_file(self.file)
-
-    @property
-    def index_bytes(self) -> int:
-        """Length of the index file in bytes."""
-        return ((self.documents if self.file_documents is None else self.file_documents) + 1) * 8
-
-
-def index_file(file: str) -> str:
-    """Return the name of a shard's document index, given the name of its token file."""
-    return file.removesuffix(TOKENS) + INDEX
-
-
-def mask_file(file: str) -> str:
-    """Return the name of a shard's loss mask, given the name of its token file."""
-    return file.removesuffix(TOKENS) + MASK
 
 
 def shard_files(shard: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files of a shard entry."""
-    file = str(shard["file"])
-    return [file, index_file(file), *([mask_file(file)] if "mask_sha256" in shard else [])]
+    """Return the names of the files of a shard entry: tokens, document offsets, and a loss mask if it has one."""
+    stem = str(shard["file"]).removesuffix(TOKENS)
+    endings = (TOKENS, INDEX, MASK) if "mask_sha256" in shard else (TOKENS, INDEX)
+    return [stem + ending for ending in endings]
+
+
+def files_of(folder: str, shard: Mapping[str, Any], width: int) -> list[StoreFile]:
+    """Return the files of a shard entry as `shard_files` does, with their whole lengths and hashes.
+
+    Args:
+        folder: `<split>/<source>`.
+        shard: The entry, which may stand for a part of the files (`TokenStore.with_shards`).
+        width: Bytes of a token.
+    """
+    tokens = shard.get("file_tokens", shard["tokens"])
+    sizes = (tokens * width, 8 * (shard.get("file_documents", shard["documents"]) + 1), mask_bytes(tokens))
+    digests = (shard["sha256"], shard["index_sha256"], shard.get("mask_sha256", ""))
+    files = zip(shard_files(shard), sizes, digests, strict=False)
+    return [StoreFile(f"{folder}/{name}", size, digest) for name, size, digest in files]
 
 
 def own_tokens(tokens: Tokens, shard: Mapping[str, Any]) -> Tokens:
@@ -112,10 +106,9 @@ class ShardStream:
     @cached_property
     def shards(self) -> list[Shard]:
         """All shards, created lazily, since reading tokens does not need them."""
-        documents = accumulate((shard["documents"] for shard in self._part["shards"]), initial=0)
         return [
-            Shard(**shard, first_token=token, first_document=document)
-            for shard, token, document in zip(self._part["shards"], self._starts, documents, strict=False)
+            Shard(shard["file"], shard["tokens"], shard["documents"], first)
+            for shard, first in zip(self._part["shards"], self._starts, strict=False)
         ]
 
     def read(self, start: int, count: int) -> NDArray[Any]:

@@ -18,8 +18,8 @@ from headway.core.files.foreign import LISTING_BYTES, parse_json, read_bytes, re
 from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.user_command import suggest
 from headway.data.first_use import ShardChecker
-from headway.data.loss_mask import LEFT_OUT, ROWS_WITHOUT_TARGET, MaskBits, mask_bytes
-from headway.data.shards import Shard, ShardStream, Tokens, mask_file, own_tokens
+from headway.data.loss_mask import LEFT_OUT, ROWS_WITHOUT_TARGET, MaskBits
+from headway.data.shards import Shard, ShardStream, StoreFile, Tokens, files_of, own_tokens
 from headway.data.store_manifest import MANIFEST, read_manifest
 
 #: Record of the inputs: files with hashes, counts, what was skipped and why. The manifest holds its hash.
@@ -80,16 +80,10 @@ class TokenStore:
         self.checker = ShardChecker(self.path, self.dtype, self.vocab_size)
         return self.checker
 
-    def _note(self, split: str, source: str, shard: Mapping[str, Any], *, mask: bool = False) -> None:
-        """Pass a shard, or its loss mask, that was just opened to the checker, if there is one."""
+    def _note(self, file: StoreFile, *, has_ids: bool) -> None:
+        """Pass a file that was just opened to the checker, if there is one."""
         if self.checker is not None:
-            tokens = shard.get("file_tokens", shard["tokens"])
-            file = self.path / split / source / shard["file"]
-            if mask:
-                file = file.with_name(mask_file(file.name))
-                self.checker.opened(file, mask_bytes(tokens), shard["mask_sha256"], has_ids=False)
-            else:
-                self.checker.opened(file, tokens * self.dtype.itemsize, shard["sha256"])
+            self.checker.opened(self.path / file.name, file.bytes, file.sha256, has_ids=has_ids)
 
     def with_manifest(self, manifest: dict[str, Any]) -> Self:
         """Return this store as another manifest describes it, for example that of an earlier preparation."""
@@ -152,19 +146,15 @@ class TokenStore:
         Raises:
             DataError: a shard is missing or its length is wrong.
         """
-        width = self.dtype.itemsize
         for split, source in self._parts():
-            folder = self.path / split / source
-            sizes = _sizes(folder)  # one directory scan: a stat call for each of ten thousand files is slow
+            # One directory scan: a stat call for each of ten thousand files is slow.
+            sizes = _sizes(self.path / split / source)
             for shard in self._part(split, source)["shards"]:
-                tokens = shard.get("file_tokens", shard["tokens"])
-                if sizes.get(shard["file"]) != (size := tokens * width):
-                    raise _changed(folder / shard["file"], size)
-                if "mask_sha256" in shard:
-                    name = mask_file(shard["file"])
-                    size = mask_bytes(tokens)
-                    if sizes.get(name) != size:
-                        raise _changed(folder / name, size)
+                tokens, _, *masks = self._files_of(split, source, shard)
+                for name, size, _ in (tokens, *masks):
+                    file = self.path / name
+                    if sizes.get(file.name) != size:
+                        raise _damaged(file, file_problem(file, size, None) or "it changed while it was checked")
 
     @property
     def fingerprint(self) -> str:
@@ -252,19 +242,18 @@ class TokenStore:
         Raises:
             DataError: the index is missing or does not match its shard.
         """
-        shard = self.shards(split, source)[number]
-        file = self.path / split / source / shard.index
-        length = shard.index_bytes
-        starts = np.frombuffer(
-            self._content(f"{split}/{source}/{shard.index}", length, shard.index_sha256), dtype="<u8"
-        )
-        tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
+        shard = self.shard_entries(split, source)[number]
+        _, index, *_ = self._files_of(split, source, shard)
+        starts = np.frombuffer(self._content(*index), dtype="<u8")
+        tokens = shard.get("file_tokens", shard["tokens"])
         # Only `verify` compares hashes, so check here that damage does not yield documents of negative length.
         rises = len(starts) > 0 and starts[0] == 0 and not (starts[1:] < starts[:-1]).any()
-        if len(starts) != length // 8 or not rises or starts[-1] != tokens:
-            raise _damaged(file, "the index does not match its shard")
-        own = starts[shard.skip_documents : shard.skip_documents + shard.documents + 1]
-        return np.asarray(own + np.uint64(shard.first_token) - np.uint64(shard.skip_tokens), dtype=np.uint64)
+        if len(starts) != index.bytes // 8 or not rises or starts[-1] != tokens:
+            raise _damaged(self.path / index.name, "the index does not match its shard")
+        first = shard.get("skip_documents", 0)
+        own = starts[first : first + shard["documents"] + 1]
+        before = self.shards(split, source)[number].first_token
+        return np.asarray(own + np.uint64(before) - np.uint64(shard.get("skip_tokens", 0)), dtype=np.uint64)
 
     def read(self, split: str, source: str, start: int, count: int) -> NDArray[np.integer[Any]]:
         """Return tokens [start, start + count) of a source: uint16 or uint32 (count,), across shards.
@@ -343,24 +332,27 @@ class TokenStore:
                     what = f"{key} of source '{source['name']}' are {source[key]:,}, but its splits have {total:,}"
                     problems.append(f"{MANIFEST}: {what}")
         for split, source in self._parts():
-            for number, shard in enumerate(self.shards(split, source)):
-                if problem := self._problem_of_shard(split, source, number, shard):
-                    problems.append(f"{split}/{source}/{problem}")
+            numbers = range(len(self.shards(split, source)))
+            found = (self._problem_of_shard(split, source, number) for number in numbers)
+            problems += [problem for problem in found if problem]
         return problems
 
-    def _problem_of_shard(self, split: str, source: str, number: int, shard: Shard) -> str | None:
+    def _problem_of_shard(self, split: str, source: str, number: int) -> str | None:
+        entry = self.shard_entries(split, source)[number]
+        file, index, *_ = self._files_of(split, source, entry)
         try:
-            starts = self.shard_documents(split, source, number) - np.uint64(shard.first_token)
+            starts = self.shard_documents(split, source, number)
         except DataError:
-            return f"{shard.index}: its documents do not cover the shard contiguously"
+            return f"{index.name}: its documents do not cover the shard contiguously"
         if not (starts[1:] > starts[:-1]).all():
-            return f"{shard.index}: some of its documents have no tokens"
-        tokens = _map(self.path / split / source, self.shard_entries(split, source)[number], self.dtype)
+            return f"{index.name}: some of its documents have no tokens"
+        tokens = own_tokens(self._map(file, self.dtype), entry)
         largest = max(int(tokens[start : start + _BLOCK].max()) for start in range(0, len(tokens), _BLOCK))
         if largest >= self.vocab_size:
-            return f"{shard.file}: it has the id {largest:,}, but the vocabulary ends at {self.vocab_size - 1:,}"
-        unended = int(np.count_nonzero(tokens[starts[1:].astype(np.int64) - 1] != self.end_of_text_id))
-        return f"{shard.file}: {unended:,} of its documents do not end with the end-of-text token" if unended else None
+            return f"{file.name}: it has the id {largest:,}, but the vocabulary ends at {self.vocab_size - 1:,}"
+        ends = (starts[1:] - starts[0]).astype(np.int64)
+        unended = int(np.count_nonzero(tokens[ends - 1] != self.end_of_text_id))
+        return f"{file.name}: {unended:,} of its documents do not end with the end-of-text token" if unended else None
 
     def _problems_of_settings(self) -> list[str]:
         """Report problems of the tokenizer settings, which have no hash and may be missing from copies of a store."""
@@ -387,17 +379,19 @@ class TokenStore:
 
     def _files(self) -> list[tuple[str, int | None, str]]:
         """Return name, length (None for small files) and SHA-256 of every file."""
-        files: list[tuple[str, int | None, str]] = [(name, None, digest) for name, digest in self._small_files()]
-        width = self.dtype.itemsize
-        for split, source in self._parts():
-            folder = f"{split}/{source}"
-            for shard in self.shards(split, source):
-                tokens = shard.tokens if shard.file_tokens is None else shard.file_tokens
-                files.append((f"{folder}/{shard.file}", tokens * width, shard.sha256))
-                files.append((f"{folder}/{shard.index}", shard.index_bytes, shard.index_sha256))
-                if shard.mask_sha256 is not None:
-                    files.append((f"{folder}/{mask_file(shard.file)}", mask_bytes(tokens), shard.mask_sha256))
-        return files
+        return [*((name, None, digest) for name, digest in self._small_files()), *self._shard_files()]
+
+    def _shard_files(self) -> list[StoreFile]:
+        """Return the files of all shards."""
+        return [
+            file
+            for split, source in self._parts()
+            for shard in self.shard_entries(split, source)
+            for file in self._files_of(split, source, shard)
+        ]
+
+    def _files_of(self, split: str, source: str, shard: Mapping[str, Any]) -> list[StoreFile]:
+        return files_of(f"{split}/{source}", shard, self.dtype.itemsize)
 
     def _parts(self) -> list[tuple[str, str]]:
         return [(split, source) for split in self.splits for source in self.sources(split)]
@@ -421,31 +415,33 @@ class TokenStore:
         return self._streams[key]
 
     def _make_stream(self, split: str, source: str) -> ShardStream:
-        folder = self.path / split / source
         dtype = self.dtype
 
         def map_shard(shard: dict[str, Any]) -> Tokens:
-            tokens = _map(folder, shard, dtype)
-            self._note(split, source, shard)
+            file = self._files_of(split, source, shard)[0]
+            tokens = own_tokens(self._map(file, dtype), shard)
+            self._note(file, has_ids=True)
             return tokens
 
-        return ShardStream(self._part(split, source), map_shard, _MAPPED)
+        return ShardStream(self._part(split, source), map_shard, _MAPPED if self.at_hand else 0)
 
     def _make_mask_stream(self, split: str, source: str) -> ShardStream:
         def map_mask(shard: dict[str, Any]) -> Tokens | MaskBits:
-            bits = MaskBits(self._map_mask(split, source, shard), shard)
-            self._note(split, source, shard, mask=True)
+            file = self._files_of(split, source, shard)[2]
+            bits = MaskBits(self._map(file, np.dtype(np.uint8)), shard)
+            self._note(file, has_ids=False)
             return bits
 
         return ShardStream(self._part(split, source), map_mask, _MAPPED if self.at_hand else 0)
 
-    def _map_mask(self, split: str, source: str, shard: dict[str, Any]) -> NDArray[np.uint8]:
-        file = self.path / split / source / mask_file(shard["file"])
-        size = mask_bytes(shard.get("file_tokens", shard["tokens"]))
-        problem = file_problem(file, size, None)
+    def _map(self, part: StoreFile, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Map a whole file into memory."""
+        file = self.path / part.name
+        problem = file_problem(file, part.bytes, None)
         if problem:
             raise _damaged(file, problem)
-        return np.asarray(np.memmap(file, dtype=np.uint8, mode="r", shape=(size,)))
+        # Wrap the mapping in a plain array: slicing `np.memmap` itself costs microseconds each time.
+        return np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(part.bytes // dtype.itemsize,)))
 
     def _content(self, name: str, size: int | None, digest: str) -> bytes:
         """Return the content of a file that is not mapped. If the length is known, only `verify` checks the hash."""
@@ -454,20 +450,6 @@ class TokenStore:
         if problem:
             raise _damaged(file, problem)
         return read_bytes(file, max(LISTING_BYTES, size or 0))
-
-
-def _map(folder: Path, shard: dict[str, Any], dtype: np.dtype[Any]) -> Tokens:
-    file = folder / shard["file"]
-    tokens = shard.get("file_tokens", shard["tokens"])
-    problem = file_problem(file, tokens * dtype.itemsize, None)
-    if problem:
-        raise _damaged(file, problem)
-    # Wrap the mapping in a plain array: slicing `np.memmap` itself costs microseconds each time.
-    return own_tokens(np.asarray(np.memmap(file, dtype=dtype, mode="r", shape=(tokens,))), shard)
-
-
-def _changed(file: Path, size: int) -> DataError:
-    return _damaged(file, file_problem(file, size, None) or "it changed while it was checked")
 
 
 def _damaged(file: Path, problem: str) -> DataError:

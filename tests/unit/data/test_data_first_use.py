@@ -127,7 +127,7 @@ def test_a_shard_that_another_process_reads_is_waited_for(store: TokenStore, rea
     """A lock of this process would be no lock, so another one holds it."""
     file = store.path / "train" / "first" / files(store)[0]
     checker = store.check_on_first_use()
-    item = first_use._Opened(file, file.stat().st_size, store.shards("train", "first")[0].sha256)
+    item = first_use._Opened(file, file.stat().st_size, store.shard_entries("train", "first")[0]["sha256"])
     mark = first_use._mark(item, file.stat())
     ready, done = os.pipe(), os.pipe()
     child = os.fork()

@@ -49,7 +49,7 @@ def test_what_is_in_it(store: TokenStore) -> None:
 @pytest.mark.parametrize("place", [0, 1, -2, -1])
 def test_an_index_that_does_not_rise_is_refused_when_it_is_read(store: TokenStore, place: int) -> None:
     """One bit is enough for a document of a negative length, which ended `data inspect` in a traceback."""
-    index = store.path / "train/first" / store.shards("train", "first")[0].index
+    index = store.path / "train/first" / store.shards("train", "first")[0].file.replace(".bin", ".idx")
     starts = np.fromfile(index, "<u8")
     starts[place] ^= 2**40
     starts.tofile(index)

@@ -167,6 +167,14 @@ def read_json_object(path: Path, most: int = SETTINGS_BYTES) -> dict[str, Any]:
     return value
 
 
+def readable_json_object(path: Path, most: int = SETTINGS_BYTES) -> dict[str, Any] | None:
+    """Return the JSON object in a regular file; None if there is none that can be read."""
+    try:
+        return read_json_object(path, most)
+    except (OSError, ValueError):
+        return None
+
+
 def parse_json(text: bytes | str) -> Any:
     """Parse a JSON value as the standard library does, with limits.
 

@@ -6,8 +6,6 @@ So only new or changed units are processed, and a preparation that was killed re
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,10 +13,10 @@ from typing import Any
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.files.atomic import atomic_write, write_json
-from headway.core.files.foreign import LISTING_BYTES, read_json_object
+from headway.core.files.foreign import LISTING_BYTES, readable_json_object
 from headway.core.files.hashes import fingerprint
-from headway.data.loss_mask import mask_bytes
-from headway.data.shards import TOKENS, index_file, mask_file, shard_files
+from headway.core.files.paths import link_or_copy
+from headway.data.shards import TOKENS, files_of, shard_files
 from headway.data.store import file_problem
 from headway.text.clean import CleanCounts
 from headway.text.preparing.pieces import LISTED, PieceResult
@@ -49,7 +47,7 @@ def recorded_encoder(store: Path) -> str | None:
     It is None for a copy without the files that only preparation needs, for an imported store, and for a store older
     than these records.
     """
-    name = (_read(store / _ENCODER) or {}).get("encoder")
+    name = (readable_json_object(store / _ENCODER, LISTING_BYTES) or {}).get("encoder")
     return name if isinstance(name, str) else None
 
 
@@ -190,53 +188,43 @@ class Records:
 
     def survey(self, key: str, others: Iterable[str] = ()) -> Survey | None:
         """Return the survey of a key, if it is recorded together with its files of the given suffixes."""
-        record = self._find(f"{WORK}/{key}.survey.json", [f"{WORK}/{key}.{name}" for name in others])
-        return Survey(**{**record, "skipped_list": []}) if record else None
+        names = [f"{WORK}/{key}.{name}" for name in ("survey.json", *others)]
+        for place, record in self._found(names[0]):
+            if all((place / name).exists() for name in names):
+                self._use(place, names)
+                return Survey(**{**record, "skipped_list": []})
+        return None
 
     def listed(self, keys: Iterable[str]) -> Iterator[dict[str, str]]:
         """Yield the malformed documents that the surveys of some keys list."""
         for key in keys:
-            record = _read(self.path_of(f"{WORK}/{key}.survey.json"))
+            record = readable_json_object(self.path_of(f"{WORK}/{key}.survey.json"), LISTING_BYTES)
             yield from record["skipped_list"] if record else ()
 
     def shards(self, key: str, source: str) -> Shards | None:
         """Return the shards of a key, if they are recorded and their files are complete."""
         name = f"{WORK}/{key}.shards.json"
-        for place in self._places():
-            record = _read(place / name)
-            if record is not None and _holds_for(record, self.most) and self._whole(place, source, record["splits"]):
+        for place, record in self._found(name):
+            if self._is_whole(place, source, record["splits"]):
                 self._use(place, [name, *_files_of(source, record["splits"])])
                 return Shards(**record)
         return None
 
-    def _whole(self, place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
+    def _is_whole(self, place: Path, source: str, splits: dict[str, dict[str, Any]]) -> bool:
         """Return whether the files of shards exist and match their entries."""
         for split, entry in splits.items():
-            folder = place / split / source
-            name = entry["file"]
-            files: tuple[tuple[str, int, str], ...] = (
-                (name, self.width * entry["tokens"], entry["sha256"]),
-                (index_file(name), 8 * (entry["documents"] + 1), entry["index_sha256"]),
-            )
-            if "mask_sha256" in entry:
-                files += ((mask_file(name), mask_bytes(entry["tokens"]), entry["mask_sha256"]),)
-            if any(file_problem(folder / file, size, digest if self._hashed else None) for file, size, digest in files):
-                return False
+            for name, size, sha256 in files_of(f"{split}/{source}", entry, self.width):
+                digest = sha256 if self._hashed else None
+                if file_problem(place / name, size, digest):
+                    return False
         return True
 
-    def _find(self, name: str, others: list[str]) -> dict[str, Any] | None:
-        for place in self._places():
-            record = _read(place / name)
-            is_good = record is not None and _holds_for(record, self.most)
-            if is_good and all((place / other).exists() for other in others):
-                self._use(place, [name, *others])
-                return record
-        return None
-
-    def _places(self) -> Iterator[Path]:
-        yield self.folder
-        if self._old is not None:
-            yield self._old
+    def _found(self, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield a record of that name that holds, in the new store and in the present one, with its store."""
+        for place in (self.folder, self._old):
+            record = None if place is None else readable_json_object(place / name, LISTING_BYTES)
+            if place is not None and record is not None and _holds_for(record, self.most):
+                yield place, record
 
     def _use(self, place: Path, names: list[str]) -> None:
         self.used.update(names)
@@ -295,25 +283,13 @@ class Records:
 
 def _files_of(source: str, splits: dict[str, dict[str, Any]]) -> list[str]:
     """Return the files of each shard, relative to the store."""
-    folders = {split: f"{split}/{source}" for split in splits}
-    return [f"{folders[split]}/{name}" for split, entry in splits.items() for name in shard_files(entry)]
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_json_object(path, LISTING_BYTES)
-    except (OSError, ValueError):
-        return None
+    return [f"{split}/{source}/{name}" for split, entry in splits.items() for name in shard_files(entry)]
 
 
 def _link(source: Path, target: Path) -> None:
     """Link a file to another name, or copy it where the file system has no hard links."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        return
-    try:
-        os.link(source, target)
-    except OSError:
+    if not target.exists():
         temporary = target.with_name(f".{target.name}.copy")
-        shutil.copyfile(source, temporary)
+        link_or_copy(source, temporary)
         temporary.replace(target)
