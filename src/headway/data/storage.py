@@ -31,8 +31,8 @@ class DataStorage(Storage):
     purpose = "reading"
     tries = 4
 
-    def __init__(self, url: str, options: Mapping[str, Any], patience_seconds: float = 0.0) -> None:
-        super().__init__(url, options, patience_seconds)
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        super().__init__(url, options, patience_seconds=0.0)
 
     def describe(self, name: str = "") -> ObjectInfo:
         """Return the present size and version of a file.

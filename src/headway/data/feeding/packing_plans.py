@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -64,17 +64,15 @@ def open_plan(
     writable either, the plan stays in memory. A notice says so.
     """
     relative = _relative_folder(store, split, source, sequence_length, packing)
-    own = store.path / PACKING
-    shared = user_cache() / PACKING
-    for root in (own, shared):
+    roots = [store.path / PACKING, user_cache() / PACKING]
+    for root in roots:
         found = _read(root / relative)
         if found is not None:
-            if root == shared:
-                _mark_used(root / relative)
+            _mark_used(root / relative, store)
             return found
     job = _Job(store, split, source, sequence_length, packing)
     reasons = []
-    for root in (own, shared):
+    for root in roots:
         try:
             made = _make_once(root / relative, job)
         except OSError as error:
@@ -83,11 +81,7 @@ def open_plan(
         if made is not None:
             if reasons:
                 notice(f"the packing of source '{source}' is kept in {root}, since {reasons[0]}")
-            if root == own:
-                if not store.is_part:  # of a part, the other plans belong to parts that are in use
-                    _remove_others(root / relative)
-            else:
-                _remove_unused(root)
+            _tidy(root, relative, store)
             return made
         reasons.append(f"{root}: what was written cannot be read")
     notice(f"the packing of source '{source}' is in memory and made again at each start, since {'; '.join(reasons)}")
@@ -97,12 +91,11 @@ def open_plan(
 def open_figures(store: TokenStore, split: str, source: str, sequence_length: int) -> PackingFigures:
     """Return the figures of `concat`, which has no plan: read them if they exist, else count and cache them."""
     relative = _relative_folder(store, split, source, sequence_length, "concat")
-    own, shared = (root / PACKING / relative for root in (store.path, user_cache()))
-    for folder in (own, shared):
+    roots = [store.path / PACKING, user_cache() / PACKING]
+    for root in roots:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            figures = PackingFigures.from_json(read_json_object(folder / _FIGURES))
-            if folder == shared:
-                _mark_used(folder)
+            figures = PackingFigures.from_json(read_json_object(root / relative / _FIGURES))
+            _mark_used(root / relative, store)
             return figures
     shards = store.shards(split, source)
     with progress(f"counting documents of {source}", sum(shard.documents for shard in shards), "documents") as bar:
@@ -113,15 +106,12 @@ def open_figures(store: TokenStore, split: str, source: str, sequence_length: in
                 bar.advance(shard.documents)
 
         figures = concat_figures(parts(), store.tokens(split, source), sequence_length)
-    for folder in (own, shared):
+    for root in roots:
+        folder = root / relative
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / _FIGURES, figures.to_json(), exact=True)
-            if folder == own:
-                if not store.is_part:
-                    _remove_others(own)
-            else:
-                _remove_unused(user_cache() / PACKING)
+            _tidy(root, relative, store)
             break
     return figures
 
@@ -228,21 +218,13 @@ def _write(folder: Path, job: _Job) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     total = PackingFigures()
     try:
-        with (
-            (temporary / "starts.bin").open("wb") as starts,
-            (temporary / "lengths.bin").open("wb") as lengths,
-            (temporary / "rows.bin").open("wb") as rows,
-            (temporary / "continued.bin").open("wb") as continued,
-        ):
-            rows.write(bytes(8))
-            for plan, figures in job.blocks():
-                starts.write(plan.starts.astype("<u8").tobytes())
-                lengths.write(plan.lengths.astype("<u4").tobytes())
-                rows.write((plan.rows[1:] + np.uint64(total.pieces)).astype("<u8").tobytes())
-                continued.write(plan.continued.tobytes())
-                total.add(figures)
+        with ExitStack() as opened:
+            files = {name: opened.enter_context((temporary / f"{name}.bin").open("wb")) for name in _FILES}
+            for arrays in _arrays(job, total):
+                for name, array in arrays.items():
+                    files[name].write(array.tobytes())
                 fault_point("packing.block")
-            for file in (starts, lengths, rows, continued):
+            for file in files.values():
                 file.flush()
                 os.fsync(file.fileno())
         write_json(temporary / _FIGURES, total.to_json(), exact=True)
@@ -264,47 +246,45 @@ def _publish(temporary: Path, folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def _remove_others(folder: Path) -> None:
-    """Remove plans of tokens that no longer exist, and unfinished plans of killed processes."""
-    for other in folder.parent.iterdir():
+def _mark_used(folder: Path, store: TokenStore) -> None:
+    if not folder.is_relative_to(store.path):
         with suppress(OSError):
-            unfinished = other.name.startswith(".making-")
-            if other != folder and (not unfinished or time.time() - other.stat().st_mtime > _ABANDONED_SECONDS):
-                shutil.rmtree(other, ignore_errors=True)
+            os.utime(folder)
 
 
-def _mark_used(folder: Path) -> None:
-    with suppress(OSError):
-        os.utime(folder)
+def _tidy(root: Path, relative: Path, store: TokenStore) -> None:
+    """Remove plans that no one needs, after one was added to the store's folder or to the user's cache.
 
-
-def _remove_unused(root: Path) -> None:
-    """Remove plans that have not been opened for long: each new version of a store leaves one behind."""
-    for folder in root.glob("*/*/*/*"):  # see `_relative_folder`
+    In a store these are plans of tokens that no longer exist, and unfinished ones of killed processes. In the cache
+    these are plans that have not been opened for long: each new version of a store leaves one behind.
+    """
+    is_shared = root != store.path / PACKING
+    if store.is_part and not is_shared:  # the other plans belong to parts that are in use
+        return
+    others = root.glob("*/*/*/*") if is_shared else (root / relative).parent.iterdir()  # see `_relative_folder`
+    for folder in others:
         with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > _UNUSED_SECONDS:
+            seconds = time.time() - folder.stat().st_mtime
+            if is_shared:
+                is_needed = seconds <= _UNUSED_SECONDS
+            else:
+                is_unfinished = folder.name.startswith(".making-")
+                is_needed = folder == root / relative or (is_unfinished and seconds <= _ABANDONED_SECONDS)
+            if not is_needed:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_in_memory(job: _Job) -> tuple[Plan, PackingFigures]:
-    starts = []
-    lengths = []
-    rows = [np.zeros(1, dtype=np.uint64)]
-    continued = []
     total = PackingFigures()
+    blocks = list(_arrays(job, total))
+    return Plan(**{name: np.concatenate([block[name] for block in blocks]) for name in _FILES}), total
+
+
+def _arrays(job: _Job, total: PackingFigures) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the arrays of a plan part by part, and add up its figures in `total`."""
+    empty = {name: np.empty(0, dtype=dtype) for name, dtype in _FILES.items()}
+    yield {**empty, "rows": np.zeros(1, dtype=_FILES["rows"])}
     for plan, figures in job.blocks():
-        starts.append(plan.starts)
-        lengths.append(plan.lengths)
-        rows.append(plan.rows[1:] + np.uint64(total.pieces))
-        continued.append(plan.continued)
+        block = {**vars(plan), "rows": plan.rows[1:] + np.uint64(total.pieces)}
         total.add(figures)
-    empty = np.empty(0)
-    return (
-        Plan(
-            np.concatenate(starts or [empty.astype(np.uint64)]),
-            np.concatenate(lengths or [empty.astype(np.uint32)]),
-            np.concatenate(rows),
-            np.concatenate(continued or [empty.astype(np.bool_)]),
-        ),
-        total,
-    )
+        yield {name: block[name].astype(dtype, copy=False) for name, dtype in _FILES.items()}

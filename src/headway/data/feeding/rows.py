@@ -47,13 +47,6 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, rows: slice) -> RowBlock:
-        """Return some of the rows, as views."""
-        documents = None if self.documents is None else self.documents[rows]
-        continued = None if self.continued is None else self.continued[rows]
-        trained = None if self.trained is None else self.trained[rows]
-        return RowBlock(self.tokens[rows], documents, self.masked, continued, trained)
-
 
 def join_blocks(blocks: Sequence[RowBlock], places: Sequence[NDArray[np.intp]]) -> RowBlock:
     """Join rows that were read separately, for example from several sources, into one block.
@@ -124,9 +117,7 @@ def open_rows(
     return PackedRows(store, split, source, sequence_length, cast(Packing, packing), masked=document_mask)
 
 
-class ConcatRows:
-    """Documents one after another, cut at row ends: row `r` is tokens [r * T, r * T + T + 1) of the source."""
-
+class _StoredRows:
     def __init__(self, store: TokenStore, split: str, source: str, sequence_length: int, *, masked: bool) -> None:
         self._store = store
         self._split = split
@@ -134,6 +125,13 @@ class ConcatRows:
         self._length = sequence_length
         self._masked = masked
         self._has_mask = store.has_mask(split, source)
+
+
+class ConcatRows(_StoredRows):
+    """Documents one after another, cut at row ends: row `r` is tokens [r * T, r * T + T + 1) of the source."""
+
+    def __init__(self, store: TokenStore, split: str, source: str, sequence_length: int, *, masked: bool) -> None:
+        super().__init__(store, split, source, sequence_length, masked=masked)
         self._numbers: Ints | None = None  # of the rows with a target, where others are left out
         self._trained_figures: PackingFigures | None = None
         self.count = max(0, store.tokens(split, source) - 1) // sequence_length
@@ -191,18 +189,13 @@ class ConcatRows:
         )
 
 
-class PackedRows:
+class PackedRows(_StoredRows):
     """Rows that follow a plan: whole documents, or pieces of documents longer than a row, then end-of-text padding."""
 
     def __init__(
         self, store: TokenStore, split: str, source: str, sequence_length: int, packing: Packing, *, masked: bool
     ) -> None:
-        self._store = store
-        self._split = split
-        self._source = source
-        self._length = sequence_length
-        self._masked = masked
-        self._has_mask = store.has_mask(split, source)
+        super().__init__(store, split, source, sequence_length, masked=masked)
         self._plan, self._figures = open_plan(store, split, source, sequence_length, packing)
         self.count = self._figures.rows
 

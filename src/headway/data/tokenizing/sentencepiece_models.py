@@ -19,6 +19,9 @@ from headway.data.tokenizing.spec import NEVER
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
 _SPACE = "▁"
+# Fields of the trainer's and the normalizer's settings that matter, as `_Model` names them.
+_TRAINER = {3: "kind", 24: "space_behind", 35: "byte_fallback", 40: "unknown", 42: "end"}
+_NORMALIZER = {2: "charsmap", 3: "dummy_prefix", 4: "collapse_spaces", 5: "escape_spaces"}
 
 
 @dataclass
@@ -206,9 +209,9 @@ def _parse(data: bytes) -> _Model:
         if number == 1 and isinstance(value, bytes):
             model.pieces.append(_piece(value))
         elif number == 2 and isinstance(value, bytes):
-            _read_trainer(model, value)
+            _read_settings(model, value, _TRAINER)
         elif number == 3 and isinstance(value, bytes):
-            _read_normalizer(model, value)
+            _read_settings(model, value, _NORMALIZER)
     if not 0 <= model.unknown < len(model.pieces):
         raise ValueError("it has no unknown piece")
     return model
@@ -226,31 +229,14 @@ def _piece(data: bytes) -> _Piece:
     return piece
 
 
-def _read_trainer(model: _Model, data: bytes) -> None:
+def _read_settings(model: _Model, data: bytes, names: dict[int, str]) -> None:
     for number, value in _fields(data):
-        if isinstance(value, int):
-            if number == 3:
-                model.kind = value
-            elif number == 24:
-                model.space_behind = bool(value)
-            elif number == 35:
-                model.byte_fallback = bool(value)
-            elif number == 40:
-                model.unknown = _signed(value)
-            elif number == 42:
-                model.end = _signed(value)
-
-
-def _read_normalizer(model: _Model, data: bytes) -> None:
-    for number, value in _fields(data):
-        if number == 2 and isinstance(value, bytes):
+        name = names.get(number, "")
+        kind = type(getattr(model, name, None))
+        if kind is bytes and isinstance(value, bytes):
             model.charsmap = value
-        elif number == 3:
-            model.dummy_prefix = bool(value)
-        elif number == 4:
-            model.collapse_spaces = bool(value)
-        elif number == 5:
-            model.escape_spaces = bool(value)
+        elif kind in (int, bool) and isinstance(value, int):
+            setattr(model, name, kind(_signed(value)))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -251,7 +251,7 @@ class _Parser:
         if character == "[":
             return self._class()
         if character == "\\":
-            return self._escape(False)
+            return _set_of(self._escape(in_class=False))
         if character == ".":
             return _Set(_ALL, _ALL - {"\n"})
         if character == "$":
@@ -278,21 +278,22 @@ class _Parser:
             character = self._next()
             if character == "[" or self._text.startswith("&&", start):
                 raise _UnsupportedError
-            item = self._escape(True) if character == "\\" else _literal(character)
-            first = self._text[start : self._at]
+            first = self._member(character)
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
                 self._at += 1
-                character = self._next()
-                if character == "\\":
-                    self._escape(True)
-                item = _range(first, self._text[start + len(first) + 1 : self._at])
-            items.append(item)
+                items.append(_range(first, self._member(self._next())))
+            else:
+                items.append(_set_of(first))
         if not items:
             raise _UnsupportedError
         together = _Set(frozenset().union(*(i.may for i in items)), frozenset().union(*(i.sure for i in items)))
         return together.inverted() if is_inverted else together
 
-    def _escape(self, in_class: bool) -> Any:
+    def _member(self, character: str) -> Any:
+        return self._escape(in_class=True) if character == "\\" else character
+
+    def _escape(self, *, in_class: bool) -> Any:
+        """Return the character that an escape stands for, or what else it means."""
         character = self._next()
         if character in "pP":
             return self._property(character == "P")
@@ -300,9 +301,9 @@ class _Parser:
             self._text, self._at - 1
         ):
             self._at = found.end()
-            return _literal(chr(int(found[1] or found[2] or found[3], 16)))
+            return chr(int(found[1] or found[2] or found[3], 16))
         if character in _CONTROLS:
-            return _literal(_CONTROLS[character])
+            return _CONTROLS[character]
         if character.lower() in _SHORT:
             found_set = _SHORT[character.lower()]
             return found_set if character.islower() else found_set.inverted()
@@ -310,7 +311,7 @@ class _Parser:
             return _Look()
         if character.isalnum():
             raise _UnsupportedError
-        return _literal(character)
+        return character
 
     def _property(self, is_inverted: bool) -> _Set:
         found = re.compile(r"\{(\^?)(\w+)\}|(\w)").match(self._text, self._at)
@@ -327,6 +328,10 @@ class _Parser:
         return of_name.inverted() if is_inverted != bool(found[1]) else of_name
 
 
+def _set_of(found: Any) -> Any:
+    return _literal(found) if isinstance(found, str) else found
+
+
 def _literal(character: str) -> _Set:
     if character in ENDS:
         return _Set(frozenset(character), frozenset(character))
@@ -334,25 +339,13 @@ def _literal(character: str) -> _Set:
     return _Set(_LETTERS if character.isalpha() else _WORD if character.isalnum() else frozenset())
 
 
-def _range(first: str, last: str) -> _Set:
-    """Return the set of characters from one to another, each as it is written in the pattern."""
-    ends = [_character(text) for text in (first, last)]
-    inside = frozenset(end for end in ENDS if ends[0] <= end <= ends[1])
-    is_plain = max(ends) < "\x80" and not any(chr(n).isalnum() for n in range(ord(ends[0]), ord(ends[1]) + 1))
-    return _Set(inside if is_plain else inside | _WORD, inside)
-
-
-def _character(text: str) -> str:
-    if len(text) == 1:
-        return text
-    digits = re.fullmatch(r"\\(?:x\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4}))", text)
-    if digits:
-        return chr(int(next(filter(None, digits.groups())), 16))
-    if text[1:] in _CONTROLS:
-        return _CONTROLS[text[1:]]
-    if len(text) != 2 or text[1].isalnum():
+def _range(first: Any, last: Any) -> _Set:
+    """Return the set of characters from one to another."""
+    if not isinstance(first, str) or not isinstance(last, str):
         raise _UnsupportedError
-    return text[1]
+    inside = frozenset(end for end in ENDS if first <= end <= last)
+    is_plain = max(first, last) < "\x80" and not any(chr(n).isalnum() for n in range(ord(first), ord(last) + 1))
+    return _Set(inside if is_plain else inside | _WORD, inside)
 
 
 _SPACE_SET = frozenset(SPACES)

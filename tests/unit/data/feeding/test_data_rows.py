@@ -172,11 +172,16 @@ def test_a_piece_from_another_row_begins_with_no_target(tmp_path: Path, mask: bo
     """Where it comes from, its first token is a target already."""
     store = store_of(tmp_path, {"a": ["x", "abcdefghij", "yz"]})  # with their ends: 2, 11 and 3 tokens
     block = everything(store, "a", 4, "best_fit", mask)
+    assert block.documents is not None and block.continued is not None
     rows = [bytes(row).replace(b"\0", b".") for row in block.tokens.tolist()]
     assert rows == [b"x.ij.", b"abcde", b"efghi", b"yz..."]
     targets = micro_batch_of(block)["targets"].tolist()
     assert targets[0] == [END, IGNORE_TARGET, ord("j"), END]
-    some = join_blocks([block[:1], block[1:]], [np.array([3]), np.arange(3)])
+    parts = [
+        RowBlock(block.tokens[rows], block.documents[rows], block.masked, block.continued[rows])
+        for rows in (slice(0, 1), slice(1, 4))
+    ]
+    some = join_blocks(parts, [np.array([3]), np.arange(3)])
     assert micro_batch_of(some)["targets"].tolist() == [*targets[1:], targets[0]]
     letters = sorted(chr(t) for row in targets for t in row if t > END)
     assert letters == list("bcdefghijz"), "every token but the first of a document, once"
