@@ -31,7 +31,7 @@ import numpy as np
 from planted import Planted, jaccard, plant, shingles, similar_pairs
 
 from headway.config.sections.data import DedupConfig
-from headway.text.dedup import find_duplicates, fingerprint_documents, join_prints
+from headway.text.dedup import StoredPrints, find_duplicates, fingerprint_documents, join_prints
 
 _NO_LIMITS = {"max_cluster": 1.0, "max_removed": 1.0, "max_removed_per_source": 1.0}
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
@@ -50,7 +50,7 @@ def ours(texts: list[str], kind: str, folder: Path) -> dict[str, Any]:
     prints = join_prints(parts, config)
     prints.save(folder / "prints")
     signed = time.process_time()
-    found = find_duplicates([prints.load(folder / "prints")], ["source"], config)
+    found = find_duplicates([StoredPrints(folder / "prints")], ["source"], config)
     ended = time.process_time()
     return {"sign": signed - started, "find": ended - signed, "removed": np.flatnonzero(~found.keep[0]).tolist()}
 

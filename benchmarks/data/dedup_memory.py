@@ -50,7 +50,7 @@ def simulate(count: int, folder: Path) -> list[StoredPrints]:
             paragraph_counts=np.zeros(_UNIT, np.int64),
         )
         prints.save(folder / f"{unit}.prints")
-        stored.append(DocumentPrints.load(folder / f"{unit}.prints"))
+        stored.append(StoredPrints(folder / f"{unit}.prints"))
     return stored
 
 

@@ -170,9 +170,14 @@ def named_sources(sources: list[SourceConfig]) -> list[SourceConfig]:
 
 def stored_names(sources: Iterable[SourceConfig]) -> list[str]:
     """Return the names of the sources in a token store: unique, and valid as folder names."""
+    return folder_names(source.name or source_name(source.path) for source in sources)
+
+
+def folder_names(given: Iterable[str]) -> list[str]:
+    """Turn names of sources into unique ones that are valid as folder names."""
     names: list[str] = []
-    for source in sources:
-        base = re.sub(r"[^\w.-]+", "-", source.name or source_name(source.path)).strip(".-") or "source"
+    for name in given:
+        base = re.sub(r"[^\w.-]+", "-", name).strip(".-") or "source"
         names.append(base if base not in names else next(f"{base}-{n}" for n in count(2) if f"{base}-{n}" not in names))
     return names
 

@@ -99,6 +99,11 @@ def around(text: str, position: int) -> str:
     return text[start : start + SHOWN]
 
 
+def beyond(reason: str, value: float, sign: str, limit: float) -> Drop:
+    """Return the drop of a document one of whose values is beyond a limit."""
+    return Drop(reason, f"{reason} {shown_number(value)} {sign} {shown_number(limit)}")
+
+
 def shown_number(value: float) -> str:
     """Format a number for messages with three digits."""
     return f"{value:.3g}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from headway.config.sections.clean import GopherQualityStep
-from headway.text.clean.base import Step, lines_of, shown_number
+from headway.text.clean.base import Step, beyond, lines_of
 from headway.text.clean.counts import Drop
 
 
@@ -41,14 +41,14 @@ class GopherQuality(Step):
             return Drop("many words", f"{count:,} words > {config.max_words:,}")
         mean = sum(map(len, words)) / count
         if mean < config.min_mean_word_length:
-            return _below("mean word length", mean, config.min_mean_word_length)
+            return beyond("mean word length", mean, "<", config.min_mean_word_length)
         if mean > config.max_mean_word_length:
-            return _above("mean word length", mean, config.max_mean_word_length)
+            return beyond("mean word length", mean, ">", config.max_mean_word_length)
         limit = config.max_symbol_to_word_ratio
         if (ratio := text.count("#") / count) > limit:
-            return _above("hash symbols", ratio, limit)
+            return beyond("hash symbols", ratio, ">", limit)
         if (ratio := (text.count("...") + text.count("…")) / count) > limit:
-            return _above("ellipses", ratio, limit)
+            return beyond("ellipses", ratio, ">", limit)
         return None
 
     def _by_lines(self, text: str) -> Drop | None:
@@ -57,12 +57,12 @@ class GopherQuality(Step):
         bullets = self._bullets
         limit = self._config.max_bullet_lines
         if (share := sum([line.startswith(bullets) for line in lines]) / len(lines)) > limit:
-            return _above("bullet lines", share, limit)
+            return beyond("bullet lines", share, ">", limit)
         limit = self._config.max_ellipsis_lines
         if "..." not in text and "…" not in text:
             return None
         if (share := sum([line.endswith(("...", "…")) for line in lines]) / len(lines)) > limit:
-            return _above("ellipsis lines", share, limit)
+            return beyond("ellipsis lines", share, ">", limit)
         return None
 
     def _by_meaning(self, text: str, words: Sequence[str]) -> Drop | None:
@@ -74,18 +74,10 @@ class GopherQuality(Step):
         if alphabetic < limit * count:
             alphabetic += sum([any(map(str.isalpha, word)) for word in words if not word.isalpha()])
         if alphabetic < limit * count:
-            return _below("alphabetic words", alphabetic / count, limit)
+            return beyond("alphabetic words", alphabetic / count, "<", limit)
         wanted = self._config.min_stop_words
         if wanted and len({word.lower() for word in self._spellings.intersection(words)}) < wanted:
             found = len({word.lower() for word in self._stop_word.findall(text)})
             if found < wanted:
-                return _below("stop words", found, wanted)
+                return beyond("stop words", found, "<", wanted)
         return None
-
-
-def _above(reason: str, value: float, limit: float) -> Drop:
-    return Drop(reason, f"{reason} {shown_number(value)} > {shown_number(limit)}")
-
-
-def _below(reason: str, value: float, limit: float) -> Drop:
-    return Drop(reason, f"{reason} {shown_number(value)} < {shown_number(limit)}")

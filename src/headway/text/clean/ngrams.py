@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.data.feeding.order import mix
+
 Hashes = NDArray[np.uint64]
 
 # Odd, so that multiplication modulo 2^64 is a bijection; the bits are those of the golden ratio, as in SplitMix64.
@@ -12,11 +14,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mixed(values: Hashes) -> Hashes:
-    """Apply the finalizer of SplitMix64 (Steele et al. 2014), a bijection that scatters neighbouring values."""
-    values = (values + np.uint64(1)) * _FACTOR
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    """Scatter neighbouring values by a bijection: the numbers of SplitMix64 (Steele et al. 2014) at these places."""
+    return mix((values + np.uint64(1)) * _FACTOR)
 
 
 def longer(grams: Hashes, words: Hashes, length: int) -> Hashes:

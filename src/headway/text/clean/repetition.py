@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headway.config.sections.clean import GopherRepetitionStep
 from headway.core.arrays import Ints
-from headway.text.clean.base import Step, lines_of, shown_number, with_line_feeds
+from headway.text.clean.base import Step, beyond, lines_of, with_line_feeds
 from headway.text.clean.counts import Drop
 from headway.text.clean.ngrams import Hashes, longer, mixed
 
@@ -64,11 +64,11 @@ class GopherRepetition(Step):
         for n in range(1, min(self._longest, len(words)) + 1):
             grams = longer(grams, hashes, n) if n > 1 else hashes
             if n in top and (share := _top_characters(grams, lengths, n, top[n] * total) / total) > top[n]:
-                return _too_much(f"top {n}-gram", share, top[n])
+                return beyond(f"top {n}-gram", share, ">", top[n])
             if n in undecided:
                 share = _duplicate_characters(grams, lengths, n) / total
                 if share > duplicate[n]:
-                    return _too_much(f"duplicate {n}-grams", share, duplicate[n])
+                    return beyond(f"duplicate {n}-grams", share, ">", duplicate[n])
                 # A repeated n-gram is made of repeated shorter ones, so the share only falls as n grows.
                 undecided = {m for m in undecided if m > n and duplicate[m] < share}
             if not undecided and n >= max(top, default=0):
@@ -83,10 +83,10 @@ def _repeated(parts: Sequence[str], kind: str, max_parts: float, max_characters:
     if not repeats:
         return None
     if (share := repeats / len(parts)) > max_parts:
-        return _too_much(f"duplicate {kind}s", share, max_parts)
+        return beyond(f"duplicate {kind}s", share, ">", max_parts)
     total = sum(map(len, parts))
     if (share := (total - sum(map(len, distinct))) / total) > max_characters:
-        return _too_much(f"duplicate {kind} characters", share, max_characters)
+        return beyond(f"duplicate {kind} characters", share, ">", max_characters)
     return None
 
 
@@ -124,7 +124,3 @@ def _covered(starts: NDArray[Any], lengths: Ints, n: int) -> int:
     edges[starts] += 1
     edges[starts + n] -= 1
     return int(lengths[np.cumsum(edges[:-1]) > 0].sum())
-
-
-def _too_much(reason: str, share: float, limit: float) -> Drop:
-    return Drop(reason, f"{reason} {shown_number(share)} > {shown_number(limit)}")

@@ -11,7 +11,7 @@ from headway.config.sections.clean import C4Step, FinewebStep
 from headway.core.errors import DataError
 from headway.core.files.foreign import SETTINGS_BYTES, read_bytes
 from headway.core.files.hashes import fingerprint
-from headway.text.clean.base import Step, lines_of, shown_number
+from headway.text.clean.base import Step, beyond, lines_of
 from headway.text.clean.counts import Drop
 
 _POLICIES = re.compile("terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
@@ -153,19 +153,15 @@ class Fineweb(Step):
             return Drop("no lines", "holds no line")
         share = sum([line[-1] in _TERMINALS for line in lines]) / len(lines)
         if share <= config.min_punctuated_lines:
-            return _drop("lines with terminal punctuation", share, "<=", config.min_punctuated_lines)
+            return beyond("lines with terminal punctuation", share, "<=", config.min_punctuated_lines)
         distinct = set(lines)
         if len(distinct) < len(lines):
             total = sum(map(len, lines))
             share = (total - sum(map(len, distinct))) / total
             if share >= config.max_duplicate_line_characters:
-                return _drop("duplicate line characters", share, ">=", config.max_duplicate_line_characters)
+                return beyond("duplicate line characters", share, ">=", config.max_duplicate_line_characters)
         limit = config.short_line
         share = sum([len(line) < limit for line in lines]) / len(lines)
         if share >= config.max_short_lines:
-            return _drop("short lines", share, ">=", config.max_short_lines)
+            return beyond("short lines", share, ">=", config.max_short_lines)
         return text
-
-
-def _drop(reason: str, share: float, sign: str, limit: float) -> Drop:
-    return Drop(reason, f"{reason} {shown_number(share)} {sign} {shown_number(limit)}")

@@ -22,7 +22,7 @@ from headway.data.feeding.mixture import is_mixed
 from headway.data.feeding.segmented import plan_of
 from headway.data.store import REPORT, TokenStore
 from headway.text.inspect import describe_store, fertility, sample_text
-from headway.text.report.counts import reasons_text, removed_of, removed_share
+from headway.text.report.counts import reasons_text, removed_of, removed_share, split_rows
 from headway.text.report.page import write_data_report
 
 # Columns of the table of duplicates, and their names in the report of the search.
@@ -80,7 +80,9 @@ def inspect(
             _print_cleaning(source, examples)
     _print_duplicates(facts["duplicates"])
     print_line()
-    _print_splits(facts["splits"])
+    print_line("tokens per document at percentiles:")
+    headers, rows = split_rows(facts["splits"])
+    print_table([header.upper() for header in headers], rows, numeric=range(2, len(headers)))
     for part in facts["splits"]:
         if part["without_tokens"]:
             where = f"{part['split']}/{part['source']}"
@@ -204,22 +206,6 @@ def _print_duplicates(found: dict[str, Any] | None) -> None:
     if largest:
         sizes = ", ".join(f"{cluster['documents']:,} ({cluster['share']:.1%})" for cluster in largest)
         print_line(f"clusters of equal or similar documents: {found['clusters']['count']:,}; the largest have {sizes}")
-
-
-def _print_splits(splits: list[dict[str, Any]]) -> None:
-    percentiles = list(splits[0]["length_percentiles"])
-    headers = ["SPLIT", "SOURCE", "SHARDS", "DOCUMENTS", "TOKENS", *(f"P{percentile}" for percentile in percentiles)]
-    rows = [
-        [
-            part["split"],
-            part["source"],
-            *(f"{part[key]:,}" for key in ("shards", "documents", "tokens")),
-            *(f"{length:,}" for length in part["length_percentiles"].values()),
-        ]
-        for part in splits
-    ]
-    print_line("tokens per document at percentiles:")
-    print_table(headers, rows, numeric=range(2, len(headers)))
 
 
 def _count(value: int | None, share: float | None = None) -> str:

@@ -99,7 +99,7 @@ def mark_similar_documents(
 
 def _band_rows(corpus: Corpus, kept_copy: Ints, band: int) -> Iterator[Rows]:
     """Yield the keys of a band with the numbers of the documents, for kept documents with words."""
-    for start, keys in corpus.band(band):
+    for start, keys in corpus.blocks(lambda prints: prints.bands[band]):
         numbers = np.arange(start, start + len(keys))
         inside = np.flatnonzero((keys != 0) & (kept_copy[start : start + len(keys)] == numbers))
         yield make_rows(keys[inside], numbers[inside])

@@ -6,14 +6,14 @@ So among otherwise equal documents, the lowest number is the one to keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.arrays import Ints, UInt64s
+from headway.core.arrays import Ints
 from headway.text.dedup.fingerprints import Prints
 from headway.text.dedup.workspace import BLOCK
 
@@ -53,19 +53,12 @@ class Corpus:
         starts = self._starts[:-1].tolist()
         yield from zip(self._units, self._unit_sources.tolist(), starts, self._prints, strict=True)
 
-    def blocks(self, field: Field) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield all values of a field in blocks, each with the number of its first document."""
+    def blocks(self, values_of: Callable[[Prints], NDArray[Any]]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield a value of each document in blocks, each with the number of its first document."""
         for _, _, start, prints in self.units():
-            values = getattr(prints, field)
+            values = values_of(prints)
             for first in range(0, len(values), BLOCK):
                 yield start + first, values[first : first + BLOCK]
-
-    def band(self, band: int) -> Iterator[tuple[int, UInt64s]]:
-        """Yield all keys of a band in blocks, each with the number of its first document."""
-        for _, _, start, prints in self.units():
-            keys = prints.bands[band]
-            for first in range(0, len(keys), BLOCK):
-                yield start + first, keys[first : first + BLOCK]
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Yield ranges of document numbers, each of the size of a block."""

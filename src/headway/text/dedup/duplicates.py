@@ -18,7 +18,7 @@ from headway.text.dedup.corpus import Corpus
 from headway.text.dedup.fingerprints import Prints
 from headway.text.dedup.gates import check_limits
 from headway.text.dedup.minhash import Layout, collision_probability
-from headway.text.dedup.workspace import RowProgress, Rows, Workspace, group_starts, make_rows, thinned
+from headway.text.dedup.workspace import RowProgress, Rows, Workspace, group_starts, make_rows
 
 #: Called with the name of a stage, and the numbers of documents, bands or paragraphs done and in total.
 Progress = Callable[[str, int, int], None]
@@ -43,7 +43,7 @@ def mark_equal_documents(
     """
 
     def blocks() -> Iterator[Rows]:
-        for start, hashes in corpus.blocks("hashes"):
+        for start, hashes in corpus.blocks(lambda prints: prints.hashes):
             yield make_rows(hashes[:, 0], hashes[:, 1], np.arange(start, start + len(hashes)))
 
     def thin(rows: Rows) -> Rows:
@@ -54,9 +54,7 @@ def mark_equal_documents(
         kept_copy[numbers[~starts]] = numbers[starts][np.cumsum(starts) - 1][~starts]
         return rows[starts]
 
-    with workspace.partition(blocks, corpus.count, 3, progress) as partition:
-        for part in range(partition.parts):
-            thinned(partition.read(part), workspace.rows, thin, width=3)
+    workspace.thin(blocks, corpus.count, 3, thin, progress)
 
 
 def count_paragraphs(corpus: Corpus) -> int:
@@ -84,9 +82,7 @@ def mark_equal_paragraphs(
         dropped[rows[~starts, 3].astype(np.int64)] = True
         return rows[starts]
 
-    with workspace.partition(lambda: _paragraph_rows(corpus, kept_copy), count, 4, progress) as partition:
-        for part in range(partition.parts):
-            thinned(partition.read(part), workspace.rows, thin, width=4)
+    workspace.thin(partial(_paragraph_rows, corpus, kept_copy), count, 4, thin, progress)
     return dropped
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,18 +180,16 @@ class DocumentPrints:
                 np.lib.format.write_array(file, np.ascontiguousarray(getattr(self, field.name)), allow_pickle=False)
                 fault_point("dedup.prints")
 
-    @staticmethod
-    def load(path: Path) -> StoredPrints:
-        """Open a file that `save` wrote. Each access to an array maps the file; it does not stay open.
-
-        Raises:
-            DataError: the file is missing or damaged, or has another format.
-        """
-        return StoredPrints(path)
-
 
 class StoredPrints:
-    """Prints in a file, mapped on use: a corpus has more such files than a process may keep open."""
+    """The prints in a file that `DocumentPrints.save` wrote.
+
+    Each access to an array maps the file; it does not stay open, since a corpus has more such files than a process may
+    keep open.
+
+    Raises:
+        DataError: the file is missing or damaged, or has another format.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -200,60 +198,18 @@ class StoredPrints:
     def __len__(self) -> int:
         return int(self._places["sizes"][1][0])
 
-    @property
-    def hashes(self) -> UInt64s:
-        """As in `DocumentPrints`."""
-        return self._map("hashes")
-
-    @property
-    def sizes(self) -> Ints:
-        """As in `DocumentPrints`."""
-        return self._map("sizes")
-
-    @property
-    def signatures(self) -> NDArray[np.uint32]:
-        """As in `DocumentPrints`."""
-        return self._map("signatures")
-
-    @property
-    def bands(self) -> UInt64s:
-        """As in `DocumentPrints`."""
-        return self._map("bands")
-
-    @property
-    def paragraph_hashes(self) -> UInt64s:
-        """As in `DocumentPrints`."""
-        return self._map("paragraph_hashes")
-
-    @property
-    def paragraph_counts(self) -> Ints:
-        """As in `DocumentPrints`."""
-        return self._map("paragraph_counts")
-
-    def _map(self, name: str) -> NDArray[Any]:
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        """Map an array of `DocumentPrints`."""
+        if name not in _DTYPES:
+            raise AttributeError(name)
         offset, shape = self._places[name]
         if 0 in shape:
             return np.zeros(shape, dtype=_DTYPES[name])
         return np.memmap(self.path, dtype=_DTYPES[name], mode="r", offset=offset, shape=shape)
 
 
-class Prints(Protocol):
-    """The input of `find_duplicates`: `DocumentPrints` or `StoredPrints`."""
-
-    def __len__(self) -> int: ...
-    @property
-    def hashes(self) -> UInt64s: ...
-    @property
-    def sizes(self) -> Ints: ...
-    @property
-    def signatures(self) -> NDArray[np.uint32]: ...
-    @property
-    def bands(self) -> UInt64s: ...
-    @property
-    def paragraph_hashes(self) -> UInt64s: ...
-    @property
-    def paragraph_counts(self) -> Ints: ...
-
+#: The input of `find_duplicates`.
+Prints = DocumentPrints | StoredPrints
 
 _DTYPES = {
     "hashes": "<u8",

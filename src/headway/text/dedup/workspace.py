@@ -80,6 +80,19 @@ class Workspace:
         parts = max(1, -(-count * width // self.rows))
         return Partition(self, blocks, parts=parts, width=width, count=count, progress=progress)
 
+    def thin(
+        self,
+        blocks: Callable[[], Iterator[Rows]],
+        count: int,
+        width: int,
+        thin: Callable[[Rows], Rows],
+        progress: RowProgress | None,
+    ) -> None:
+        """Thin rows as `thinned` does, range by range of keys; the arguments are those of `partition` and `thinned`."""
+        with self.partition(blocks, count, width, progress) as partition:
+            for part in range(partition.parts):
+                thinned(partition.read(part), self.rows, thin, width)
+
     def __enter__(self) -> Workspace:
         return self
 

@@ -27,6 +27,7 @@ from headway.text.importing.files import (
     TokenFile,
     check_not_wider,
     damaged,
+    read_beginning,
     size_of,
 )
 
@@ -83,8 +84,8 @@ def open_file(path: Path, dtype: np.dtype[Any] | None) -> TokenFile:
     if width not in (2, 4):
         raise damaged(path, f"{size:,} bytes for {known:,} tokens are neither 2 nor 4 bytes per token")
     if known is None and facts.width is None and width == 2 and size % 4 == 0:
-        with path.open("rb") as file:
-            check_not_wider(path, file.read(_BEGINNING), "put the file's .ds.metadata or .ds.index back beside it")
+        fix = "put the file's .ds.metadata or .ds.index back beside it"
+        check_not_wider(path, read_beginning(path, _BEGINNING), fix)
     tokens, rest = divmod(size, width)
     for count, where in ((indexed, index), (facts.tokens, about)):
         if rest or (count is not None and count != tokens):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +200,19 @@ def size_of(path: Path) -> int:
         raise unreadable(path, error) from None
 
 
+def read_beginning(path: Path, size: int) -> bytes:
+    """Read the first bytes of a file.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with open_regular(path) as opened:
+            return opened.read(size)
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
 def unreadable(path: Path, error: OSError) -> DataError:
     """Return the error for a file that cannot be read."""
     return DataError(
@@ -213,8 +225,3 @@ def damaged(path: Path, problem: str) -> DataError:
     return DataError(
         f"the file is damaged or truncated: {problem}", where=str(path), fix="copy it again from its origin"
     )
-
-
-def sha256() -> Any:
-    """Return a new SHA-256 object."""
-    return hashlib.sha256()

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import ConfigError, DataError
-from headway.core.files.foreign import open_regular
 from headway.core.files.paths import expanded
 from headway.text.importing.files import (
     BLOCK_DOCUMENTS,
@@ -27,6 +26,7 @@ from headway.text.importing.files import (
     ImportSource,
     TokenFile,
     damaged,
+    read_beginning,
     size_of,
     unreadable,
 )
@@ -104,11 +104,7 @@ def open_file(prefix: Path) -> TokenFile:
     """
     index, data = (prefix.with_name(prefix.name + ending) for ending in _ENDINGS)
     length = size_of(index)
-    try:
-        with open_regular(index) as opened:
-            header = opened.read(_HEADER.size)
-    except OSError as error:
-        raise unreadable(index, error) from None
+    header = read_beginning(index, _HEADER.size)
     if not header.startswith(_MAGIC):
         raise DataError(
             "this is not a Megatron index: it does not begin with MMIDIDX", where=str(index), fix="check the path"

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from headway.core.errors import ConfigError, DataError
-from headway.core.files.foreign import open_regular
 from headway.core.files.paths import expanded
-from headway.text.importing.files import ImportSource, TokenFile, check_not_wider, damaged, size_of, unreadable
+from headway.text.importing.files import ImportSource, TokenFile, check_not_wider, damaged, read_beginning, size_of
 
 _HEADER_BYTES = 1024
 #: By magic: the supported version, and the type of the ids.
@@ -91,11 +90,7 @@ def open_file(path: Path, dtype: np.dtype[Any], *, given: bool = False) -> Token
         DataError: see `find`.
     """
     size = size_of(path)
-    try:
-        with open_regular(path) as opened:
-            beginning = opened.read(_HEADER_BYTES)
-    except OSError as error:
-        raise unreadable(path, error) from None
+    beginning = read_beginning(path, _HEADER_BYTES)
     head = np.frombuffer(beginning[:12].ljust(12, b"\0"), dtype="<i4")
     magic, version, count = (int(value) for value in head)
     if magic in _OTHER_MAGIC and size >= _HEADER_BYTES and version in range(1, 10):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
+import hashlib
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+from headway.config.sections.data import folder_names
 from headway.core.console import progress, warning
-from headway.core.errors import ConfigError, DataError, fix_for
+from headway.core.errors import ConfigError, DataError
 from headway.core.files.atomic import write_json
 from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.files.paths import expanded
@@ -24,9 +24,10 @@ from headway.data.store_manifest import MANIFEST
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.importing import datatrove, megatron, nanogpt
 from headway.text.importing.documents import SPLIT_RULE, Counts, DocumentWriter, ShardSeries
-from headway.text.importing.files import ImportSource, TokenFile, read_blocks, sha256
-from headway.text.preparing.building import building, check_not_foreign, publish
+from headway.text.importing.files import ImportSource, TokenFile, read_blocks
+from headway.text.preparing.building import building, check_not_foreign, explaining_os_errors, publish
 from headway.text.preparing.manifest import head_json, part_json
+from headway.text.preparing.pieces import SPLITS
 from headway.text.preparing.prepare import settled_bound
 from headway.text.reading.places import unicode_name
 
@@ -34,7 +35,6 @@ KINDS = ("megatron", "nanogpt", "datatrove")
 #: Default share of documents held out, if the files have no validation split of their own.
 VALIDATION = 0.05
 SHARD_BYTES = 128 * 2**20
-_SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -181,14 +181,8 @@ def _named(sources: Sequence[ImportSource], names: Sequence[str]) -> list[Import
             where="--name",
             fix="give one name for each, or one for all together",
         )
-    taken: set[str] = set()
-    named = []
-    for number, source in enumerate(sources):
-        base = re.sub(r"[^\w.-]+", "-", names[number] if names else source.name).strip(".-") or "source"
-        name = base if base not in taken else next(f"{base}-{n}" for n in count(2) if f"{base}-{n}" not in taken)
-        taken.add(name)
-        named.append(replace(source, name=name))
-    return named
+    unique = folder_names(names or [source.name for source in sources])
+    return [replace(source, name=name) for source, name in zip(sources, unique, strict=True)]
 
 
 def _tokenizer(path: Path, end_of_text: str | None) -> Tokenizer:
@@ -261,16 +255,10 @@ def import_store(
     if (output / MANIFEST).exists() and not force:
         raise ConfigError("there is a token store already", where=str(output), fix="--force replaces it")
     check_not_in_use(output)
-    try:
-        with building(output, resumes=False) as folder:
-            manifest, counts = _build(plan, folder, shard_bytes)
-            publish(folder, output)
-    except OSError as error:
-        raise DataError(
-            f"the token store cannot be written: {error.strerror or error}",
-            where=str(output),
-            fix=fix_for(error, "free space there, or choose another place; an existing store is unchanged"),
-        ) from error
+    fix = "free space there, or choose another place; an existing store is unchanged"
+    with explaining_os_errors(output, fix), building(output, resumes=False) as folder:
+        manifest, counts = _build(plan, folder, shard_bytes)
+        publish(folder, output)
     weights = {source.name: source.weight for source in plan.sources if source.weight is not None}
     return ImportReport(
         store=str(output),
@@ -348,13 +336,13 @@ class _Builder:
         tokenizer = self._plan.tokenizer
         series = {
             split: ShardSeries(self._folder / split / source.name, tokenizer.dtype, self._shard_bytes)
-            for split in _SPLITS
+            for split in SPLITS
         }
         writer = DocumentWriter(series, tokenizer.end_of_text_id, bound, begin=next(iter(self._begins.values()), None))
         for split, files in source.splits.items():
             for file in files:
                 fault_point("import.file")
-                hashed = sha256()
+                hashed = hashlib.sha256()
                 for block in read_blocks(file, tokenizer.vocab_size, tokenizer.end_of_text_id, hashed, advance):
                     writer.add(block, split)
                 if not file.continues:
@@ -377,7 +365,7 @@ class _Builder:
                 split: {
                     source.name: part_json(self._series[source.name][split].entries) for source in self._plan.sources
                 }
-                for split in _SPLITS
+                for split in SPLITS
             },
         }
 

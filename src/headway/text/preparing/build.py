@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from headway.core.console import Progress, progress
 from headway.core.process.faults import fault_point
 from headway.data.in_use import check_not_in_use
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.text.dedup import DocumentPrints, prints_recipe
+from headway.text.dedup import StoredPrints, prints_recipe
 from headway.text.preparing.collecting import KEPT, PRINTS, UnitCollector, search_files
 from headway.text.preparing.duplicates import Texts, search
 from headway.text.preparing.encode import PieceWorker
@@ -35,9 +35,6 @@ from headway.text.preparing.tasks import UnitTask
 from headway.text.preparing.units import Unit, units_of
 from headway.text.preparing.workers import prepared
 from headway.text.reading.sources import Source
-
-if TYPE_CHECKING:
-    from headway.text.dedup.fingerprints import Prints
 
 # Version of the code's results; it is raised when they change for equal input, so that old records are not reused.
 _CODE = 1
@@ -133,13 +130,13 @@ class Builder:
 
     def _search(self, outcomes: Sequence[Outcome]) -> list[Verdict]:
         """Search for duplicates, and return the verdict on each unit."""
-        prints = [self._load_prints(outcome) for outcome in outcomes]
+        prints = [StoredPrints(self.records.path_of(f"{WORK}/{outcome.key}.{PRINTS}")) for outcome in outcomes]
         kept = [self._load_kept(outcome) for outcome in outcomes]
         names = [self._name(outcome) for outcome in outcomes]
         texts = Texts([outcome.unit.pieces for outcome in outcomes], kept)
-        found = search(prints, kept, names, self._data.dedup, texts=texts, scratch=self.records.folder / WORK)
-        self.duplicates = found.report
-        return found.verdicts
+        scratch = self.records.folder / WORK
+        self.duplicates, verdicts = search(prints, kept, names, self._data.dedup, texts=texts, scratch=scratch)
+        return verdicts
 
     def _read_pass(self, recipe: Recipe) -> list[Outcome]:
         """Survey all units, and also encode them if the recipe has a tokenizer."""
@@ -240,9 +237,6 @@ class Builder:
     def _texts_for(self, recipe: Recipe) -> Path | None:
         """Return the file that holds the documents of streams for the second pass, if there is one."""
         return self.records.new_file("", _TEXTS) if recipe.fingerprints is not None else None
-
-    def _load_prints(self, outcome: Outcome) -> Prints:
-        return DocumentPrints.load(self.records.path_of(f"{WORK}/{outcome.key}.{PRINTS}"))
 
     def _load_kept(self, outcome: Outcome) -> NDArray[np.bool_]:
         """Return, per document read, whether it passed the cleaning."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from headway.core.errors import DataError
+from headway.core.errors import DataError, fix_for
 from headway.core.files.atomic import exchange, sync_folder
 from headway.core.files.locks import is_at
 from headway.core.process.faults import fault_point
@@ -187,6 +187,16 @@ def _move_user_files(old: Path, store: Path) -> None:
         # The store's own files that a kill left incomplete begin with a dot and their final name.
         if not any(path.name == name or path.name.startswith(f".{name}.") for name in _OWN):
             path.rename(store / path.name)
+
+
+@contextmanager
+def explaining_os_errors(store: Path, fix: str) -> Iterator[None]:
+    """Turn an OSError in a block that writes a store into a DataError with a fix."""
+    try:
+        yield
+    except OSError as error:
+        what = f"the token store cannot be written: {error.strerror or error}"
+        raise DataError(what, where=str(store), fix=fix_for(error, fix)) from error
 
 
 def check_not_foreign(store: Path) -> None:

@@ -75,7 +75,8 @@ class UnitCollector:
                 self._prints.append(result.prints)
         self.shards.add(result)
         for split, part in result.splits.items():
-            self._writers[split].append(part)
+            if len(part.lengths):
+                self._writers[split].write(part.tokens, np.cumsum(part.lengths), part.trained)
 
     def finish(self) -> None:
         """Record the unit.

@@ -28,19 +28,6 @@ _UNITS = {"equal documents": "documents", "similar documents": "bands", "equal p
 
 
 @dataclass(frozen=True)
-class Found:
-    """The outcome of a search.
-
-    Attributes:
-        report: Plain JSON: removed documents, clusters, shares.
-        verdicts: The verdict on each unit.
-    """
-
-    report: dict[str, Any]
-    verdicts: list[Verdict]
-
-
-@dataclass(frozen=True)
 class Texts:
     """The documents of the search, for messages.
 
@@ -92,7 +79,7 @@ def search(
     *,
     texts: Texts,
     scratch: Path,
-) -> Found:
+) -> tuple[dict[str, Any], list[Verdict]]:
     """Search all units' documents for duplicates.
 
     Args:
@@ -102,6 +89,9 @@ def search(
         config: The definition of a duplicate, and the limits.
         texts: The documents, for messages.
         scratch: Folder for data that does not fit into memory.
+
+    Returns:
+        The report as plain JSON (removed documents, clusters, shares), and the verdict on each unit.
 
     Raises:
         DataError: A safety limit rejects the removal.
@@ -121,4 +111,4 @@ def search(
         else:
             counts = np.asarray(part.paragraph_counts)
             verdicts.append(Verdict(keep, paragraphs[np.repeat(stay, counts)], counts[stay]))
-    return Found(found.report, verdicts)
+    return found.report, verdicts

@@ -11,15 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headway.core.errors import DataError, HeadwayError
+from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
-from headway.core.files.foreign import LISTING_BYTES, read_json_object
+from headway.core.files.foreign import LISTING_BYTES, readable_json_object
 from headway.text.preparing.units import Unit
 from headway.text.reading.pieces import Piece
 from headway.text.reading.places import SourceFile, open_file, stamp_of, unreadable
@@ -45,26 +44,12 @@ class InputHashes:
     def __init__(self, *memories: Path, keep: Path | None = None, fresh: bool = False) -> None:
         self._known: dict[str, list[Any]] = {}
         for memory in () if fresh else memories:
-            self._known |= _read(memory)
+            self._known |= readable_json_object(memory, LISTING_BYTES) or {}
         self._keep = keep
         self._unsaved_bytes = 0
         self._used: dict[str, list[Any]] = {}
         self._racy: set[str] = set()
         self._stamps: dict[str, str] = {}
-        self._ahead: Future[tuple[Unit, list[dict[str, Any]]] | None] | None = None
-
-    def begin(self, unit: Callable[[], Unit | None]) -> None:
-        """Hash the first unit in the background; an error is raised only when the unit is requested."""
-        pool = ThreadPoolExecutor(1, "headway-hash")
-        self._ahead = pool.submit(self._begun, unit)
-        pool.shutdown(wait=False)
-
-    def _begun(self, unit: Callable[[], Unit | None]) -> tuple[Unit, list[dict[str, Any]]] | None:
-        try:
-            first = unit()
-            return None if first is None else (first, self._of(first))
-        except HeadwayError:
-            return None
 
     def of(self, unit: Unit) -> list[dict[str, Any]]:
         """Describe a unit's input: per file its name, format, bytes, span if it is not whole, and SHA-256 or version.
@@ -72,12 +57,6 @@ class InputHashes:
         Raises:
             DataError: A file cannot be read.
         """
-        ahead = self._ahead
-        self._ahead = None
-        begun = ahead.result() if ahead is not None else None
-        return begun[1] if begun is not None and begun[0] == unit else self._of(unit)
-
-    def _of(self, unit: Unit) -> list[dict[str, Any]]:
         return [self._part(pieces) for pieces in _by_file(unit)]
 
     def _part(self, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -129,7 +108,7 @@ class InputHashes:
     def _save(self, memory: Path, others: dict[str, list[Any]]) -> None:
         self._unsaved_bytes = 0
         remembered = others | {key: known for key, known in self._used.items() if key not in self._racy}
-        if remembered != _read(memory):
+        if remembered != readable_json_object(memory, LISTING_BYTES):
             with atomic_write(memory, "w") as file:
                 json.dump(remembered, file)
 
@@ -223,10 +202,3 @@ def _blocks(stream: BinaryIO, lines: tuple[int, int] | None, most: int) -> Itera
         yield block
         behind = behind + len(block)
         last = block[-1:]
-
-
-def _read(memory: Path) -> dict[str, list[Any]]:
-    try:
-        return read_json_object(memory, LISTING_BYTES)
-    except (OSError, ValueError):
-        return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from headway.config.sections.clean import CleanStep
 from headway.config.sections.data import DataConfig
 from headway.config.template import CHAT
 from headway.core.console import warning
-from headway.core.errors import ConfigError, DataError, fix_for
+from headway.core.errors import ConfigError, DataError
 from headway.core.files.atomic import atomic_write, write_json
 from headway.core.format import format_bytes, format_count, plural
 from headway.core.machine.cores import usable_cores
@@ -32,7 +32,7 @@ from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.used_by import Use, uses_of
 from headway.text.clean import describe_steps
 from headway.text.preparing.build import Builder, Outcome
-from headway.text.preparing.building import building, check_not_foreign, publish
+from headway.text.preparing.building import building, check_not_foreign, explaining_os_errors, publish
 from headway.text.preparing.encode import open_chat_encoder
 from headway.text.preparing.inputs import InputHashes
 from headway.text.preparing.manifest import inputs_json, manifest_json
@@ -40,7 +40,6 @@ from headway.text.preparing.pieces import LISTED, Recipe
 from headway.text.preparing.pools import UnitPool
 from headway.text.preparing.records import WORK, Records, record_encoder
 from headway.text.preparing.report import PrepareReport, report_of
-from headway.text.preparing.units import units_of
 from headway.text.preparing.vocabulary import SETTINGS, TRAINED, renew_settings, vocabulary_of
 from headway.text.reading.sources import Source, check_sources, find_sources, longest_piece
 from headway.text.tokenizing.train import sample_text
@@ -102,11 +101,10 @@ def prepare(
     sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
-    with building(path) as folder, _explain_os_errors("the token store cannot be written", path, _DISK_FIX):
+    with building(path) as folder, explaining_os_errors(path, _DISK_FIX):
         # Opened without a check: damaged parts are made again, and the trained vocabulary stays.
         present = TokenStore.open(path, check=False) if not force and (path / MANIFEST).exists() else None
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)
-        _begin_hashing(hashes, data, sources)
         check_sources(sources)
         tokenizer = vocabulary_of(data, sources, folder, present, hashes, fresh=force)
         if present is not None:
@@ -175,13 +173,6 @@ def prepare(
             publish(folder, path, keeps_for)
     seconds = time.monotonic() - started
     return report_of(path, manifest, sources, builder, outcomes, up_to_date=up_to_date, workers=count, seconds=seconds)
-
-
-def _begin_hashing(hashes: InputHashes, data: DataConfig, sources: Sequence[Source]) -> None:
-    """Start to hash the first unit while the vocabulary is loaded, if finding that unit costs nothing."""
-    first = sources[0]
-    if first.stream is None and first.files and first.files[0].local and first.files[0].format in ("text", "jsonl"):
-        hashes.begin(lambda: next(units_of(0, first, data.shard_bytes), None))
 
 
 def _check_same_origin(data: DataConfig, path: Path, force: bool) -> None:
@@ -393,12 +384,3 @@ def _files_of_runs(uses: Sequence[Use], path: Path, records: Records) -> list[st
                 " --accept-changes the new data joins the run's data"
             )
     return list(kept)
-
-
-@contextmanager
-def _explain_os_errors(what: str, where: Path, fix: str) -> Iterator[None]:
-    """Turn an OSError in a block into a DataError with a fix."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"{what}: {error.strerror or error}", where=str(where), fix=fix_for(error, fix)) from error

@@ -15,7 +15,6 @@ from headway.core.files.atomic import begin_flush, sync_folder
 from headway.core.process.faults import fault_point
 from headway.data.loss_mask import MASK, MaskPacker
 from headway.data.shards import INDEX, TOKENS
-from headway.text.preparing.pieces import SplitPart
 
 # Number of bytes after which a flush to disk begins, while the next bytes are produced.
 _FLUSHED_BYTES = 2**20
@@ -38,15 +37,6 @@ class ShardWriter:
         self._files: dict[str, _HashedFile] = {}
         self._packer = MaskPacker()
         self.tokens = self._documents = 0
-
-    def append(self, part: SplitPart) -> None:
-        """Add documents.
-
-        Raises:
-            OSError: The files cannot be written, for example because the disk is full.
-        """
-        if len(part.lengths):
-            self.write(part.tokens, np.cumsum(part.lengths), part.trained)
 
     def write(self, ids: NDArray[Any], ends: NDArray[np.int64], trained: NDArray[np.bool_] | None = None) -> None:
         """Add ids.

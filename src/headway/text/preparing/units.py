@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from headway.text.reading.pieces import StoredTexts
-from headway.text.reading.sources import Piece, Source, SourceFile, pieces_of
+from headway.text.reading.sources import Piece, Source, pieces_of
 
 # A unit ends at this multiple of the target length, whatever the hashes of the names are.
 _LONGEST = 4
@@ -68,7 +68,8 @@ def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:
     for file, in_file in groupby(pieces_of([source]), key=lambda piece: piece.file):
         before = offset = 0
         for piece in in_file:
-            if pieces and (_crosses(before, offset, length) or size >= _LONGEST * length):
+            # A piece begins a unit where a multiple of `length` lies in (before, offset].
+            if pieces and (offset // length > before // length or size >= _LONGEST * length):
                 yield Unit(number, tuple(pieces))
                 pieces = []
                 size = 0
@@ -76,19 +77,10 @@ def units_of(number: int, source: Source, length: int) -> Iterator[Unit]:
             size = size + piece.bytes
             before = offset
             offset = offset + piece.bytes
-        if _ends_unit(file, length):
+        digest = hashlib.sha256(file.name.encode("utf-8", "surrogateescape")).digest()
+        if int.from_bytes(digest[:8], "big") * length < file.bytes * 2**64:
             yield Unit(number, tuple(pieces))
             pieces = []
             size = 0
     if pieces:
         yield Unit(number, tuple(pieces))
-
-
-def _crosses(before: int, offset: int, length: int) -> bool:
-    """Return whether a multiple of `length` lies in (before, offset]; then the piece at `offset` begins a unit."""
-    return offset // length > before // length
-
-
-def _ends_unit(file: SourceFile, length: int) -> bool:
-    digest = hashlib.sha256(file.name.encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") * length < file.bytes * 2**64

@@ -14,7 +14,7 @@ from headway.config.sections.data import DataConfig
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
-from headway.core.files.foreign import read_bytes, read_json_object
+from headway.core.files.foreign import read_bytes, readable_json_object
 from headway.core.files.hashes import canonical_json, fingerprint
 from headway.core.format import format_bytes
 from headway.data.store import TokenStore, file_problem
@@ -121,7 +121,7 @@ def renew_settings(folder: Path, store: Path, data: DataConfig) -> None:
     wanted = (folder / SETTINGS).read_bytes()
     file = store / SETTINGS
     with suppress(OSError):
-        if read_bytes(file) == wanted or (data.tokenizer.path is None and _json_object(file)):
+        if read_bytes(file) == wanted or (data.tokenizer.path is None and readable_json_object(file)):
             return
     with atomic_write(file) as output:
         output.write(wanted)
@@ -229,15 +229,7 @@ def _remember(folder: Path, record: dict[str, Any]) -> None:
 
 def _record(place: Path) -> dict[str, Any]:
     """Read the record of how a store's vocabulary was trained; it is empty if there is none."""
-    return _json_object(place / TRAINED)
-
-
-def _json_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; return an empty one if the file is missing or holds something else."""
-    try:
-        return read_json_object(file)
-    except (OSError, ValueError):
-        return {}
+    return readable_json_object(place / TRAINED) or {}
 
 
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:
@@ -257,7 +249,9 @@ def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Sourc
     with progress("comparing the input with the store's", None, "B") as bar:
         for number, source in enumerate(sources):
             how = source.field, source.template
-            if names.isdisjoint((*how, name) for name in _names(source)):
+            # The store's description names a stream by its source.
+            listed = [source.name] if source.stream is not None else [file.name for file in source.files]
+            if names.isdisjoint((*how, name) for name in listed):
                 continue
             for unit in units_of(number, source, data.shard_bytes):
                 if not any(_reading(*how, outline) in outlines for outline in outlines_of(unit)):
@@ -266,11 +260,6 @@ def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Sourc
                     return True
                 bar.advance(unit.bytes)
         return _has_grown_file(described, sources, bar)
-
-
-def _names(source: Source) -> list[str]:
-    """Return the names under which the store's description lists a source's inputs."""
-    return [source.name] if source.stream is not None else [file.name for file in source.files]
 
 
 def _outline(file: dict[str, Any]) -> dict[str, Any]:

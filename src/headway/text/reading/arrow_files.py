@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
-from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.errors import DataError, HeadwayError
 from headway.text.reading.arrow_messages import (
     RECORDS,
@@ -20,6 +19,7 @@ from headway.text.reading.arrow_messages import (
     unpacked_bytes,
 )
 from headway.text.reading.documents import Batch
+from headway.text.reading.pieces import Piece
 from headway.text.reading.places import Place, SourceFile, open_file
 from headway.text.reading.records import wanted_fields
 from headway.text.reading.table_texts import (
@@ -73,14 +73,14 @@ def arrow_spans(
     return field, [((messages[first][0], messages[end - 1][1]), part) for first, end, part in groups]
 
 
-def read_arrow(
-    file: SourceFile, span: Span | None, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
-) -> Iterator[Batch]:
-    """Yield the texts of some record batches. A row whose text has more than `most` bytes is malformed."""
+def read_arrow(piece: Piece) -> Iterator[Batch]:
+    """Yield the texts of some record batches. A row whose text has more than `piece.most` bytes is malformed."""
+    file = piece.file
+    span = piece.span
     with open_arrow(file) as (stream, reader):
         names = reader.schema.names
-        wanted = [name if name in names else name.split(".")[0] for name in wanted_fields(field, template, names)]
-        columns = sorted({names.index(name) for name in wanted})
+        fields = wanted_fields(piece.field, piece.template, names)
+        columns = sorted({names.index(name if name in names else name.split(".")[0]) for name in fields})
         if hasattr(reader, "num_record_batches"):
             parts = _file_parts(file, span or (0, reader.num_record_batches), stream, columns)
         elif span is not None:
@@ -93,7 +93,7 @@ def read_arrow(
             known = before()
             return file.location if known is None else f"{file.location}:row {known + row + 1}"
 
-        yield from texts_of(parts, TableTexts(field, template, most, where))
+        yield from texts_of(parts, TableTexts(piece, where))
 
 
 def _file_parts(file: SourceFile, span: Span, stream: Any, columns: Sequence[int]) -> Iterator[Part]:

@@ -86,7 +86,29 @@ def _as_utf8(content: BinaryIO, file: SourceFile) -> BinaryIO:
     return content
 
 
-class _Transcoded(io.RawIOBase):
+class _Produced(io.RawIOBase):
+    """A stream of bytes that a subclass produces block by block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and self._produce():
+            pass
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _produce(self) -> bool:
+        """Put some bytes into `_ready`; return False at the end."""
+        raise NotImplementedError
+
+
+class _Transcoded(_Produced):
     """The text of a stream as UTF-8.
 
     Args:
@@ -99,33 +121,20 @@ class _Transcoded(io.RawIOBase):
         self._reader = BlockReader(stream)
         self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._ready = memoryview(b"")
         self._error: ContentError | None = None
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            if self._error is not None:
-                raise self._error
-            block = self._reader.read(_BLOCK)
-            self._ready = memoryview(self._decoded(block).encode())
-            if not block:
-                break
-        if not self._ready and self._error is not None:
-            raise self._error
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-    def _decoded(self, block: bytes) -> str:
+    def _produce(self) -> bool:
         """Decode a block; the text before a fault comes first, and then the error."""
+        if self._error is not None:
+            raise self._error
+        block = self._reader.read(_BLOCK)
         try:
-            return self._decoder.decode(block, final=not block)
+            text = self._decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             self._error = ContentError(f"its mark says {self._encoding}, but it is not: {error.reason}")
-            return error.object[: error.start].decode(self._encoding)
+            text = error.object[: error.start].decode(self._encoding)
+        self._ready = memoryview(text.encode())
+        return bool(block) or self._error is not None
 
 
 class BlockReader:
@@ -173,7 +182,7 @@ def _joined(file: BinaryIO, new: Callable[[], Any], padding: bytes = b"") -> Bin
     return cast(BinaryIO, io.BufferedReader(_Members(file, new, padding), _BLOCK))
 
 
-class _Members(io.RawIOBase):
+class _Members(_Produced):
     """Decompressed bytes of a file that consists of several members.
 
     The standard library's readers ignore unreadable bytes after the first member, so damage at the start of a member
@@ -192,19 +201,9 @@ class _Members(io.RawIOBase):
         self._padding = padding
         self._member = new()
         self._begun = False
-        self._input, self._ready = b"", memoryview(b"")
+        self._input = b""
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready and self._decompress_more():
-            pass
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-    def _decompress_more(self) -> bool:
+    def _produce(self) -> bool:
         """Decompress some input; return False at the end of the file."""
         data = b""
         if self._member is None or self._member.needs_input:

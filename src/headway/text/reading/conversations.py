@@ -13,11 +13,11 @@ A record with `prompt` and `completion` as texts (`format: completion`) becomes 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headway.core.errors import DataError
-from headway.text.reading.documents import BadRecordError, MissingFieldError
+from headway.text.reading.documents import BadRecordError, MissingFieldError, unicode_text
 
 #: Fields of all layouts.
 CHAT_FIELDS = ("messages", "conversations", "instruction", "input", "output", "system", "tools")
@@ -60,13 +60,9 @@ def conversation_text(record: Any, by_orjson: bool = False) -> str:
         found["tools"] = _tools(tools)
     try:
         _check_plain(found, by_orjson)
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        text.encode()
+        return _as_json(found)
     except RecursionError:
         raise BadRecordError("the conversation is nested too deeply") from None
-    except UnicodeEncodeError as error:
-        raise BadRecordError(f"not valid UTF-8: {error.reason} at character {error.start:,}") from None
-    return text
 
 
 def completion_text(record: Any) -> str:
@@ -79,19 +75,13 @@ def completion_text(record: Any) -> str:
         raise BadRecordError(f"holds {type(record).__name__}, not an object with fields")
     for field in COMPLETION_FIELDS:
         if field not in record:
-            names = ", ".join(sorted(map(str, record))[:20]) or "none"
-            raise MissingFieldError(f"no field '{field}'; there are: {names}")
+            raise MissingFieldError(f"no field '{field}'; there are: {_listed(record)}")
         if isinstance(record[field], list):
             raise BadRecordError(f"field '{field}' holds a list of messages, which format: chat reads")
     found = {field: _text(record, field) for field in COMPLETION_FIELDS}
     if not found["completion"]:
         raise BadRecordError("field 'completion' is empty, so nothing of the record would be trained")
-    try:
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRecordError(f"not valid UTF-8: {error.reason} at character {error.start:,}") from None
-    return text
+    return _as_json(found)
 
 
 def layout_format(fields: Sequence[str]) -> str | None:
@@ -118,8 +108,7 @@ def check_layout(columns: Sequence[str], present: Sequence[str], where: str) -> 
         DataError: they have none.
     """
     if layout_format(columns) is None:
-        names = ", ".join(sorted(present)[:20]) or "none"
-        what = f"no conversations: none of the columns {_LAYOUTS}; there are: {names}"
+        what = f"no conversations: none of the columns {_LAYOUTS}; there are: {_listed(present)}"
         raise DataError(what, where=where, fix="rename the columns, or set the source's format to the file's")
 
 
@@ -139,8 +128,7 @@ def _messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [*_system(record), user, assistant]
     if layout_format([*record]) == "completion":
         return _messages_in_parts(record)
-    names = ", ".join(sorted(map(str, record))[:20]) or "none"
-    raise MissingFieldError(f"no conversation: none of the fields {_LAYOUTS}; there are: {names}")
+    raise MissingFieldError(f"no conversation: none of the fields {_LAYOUTS}; there are: {_listed(record)}")
 
 
 def _messages_in_parts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -154,6 +142,15 @@ def _messages_in_parts(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         # Every turn of the assistant is trained.
         raise BadRecordError("the prompt has turns of the assistant, which would be trained like the completion")
     return prompt + completion
+
+
+def _listed(names: Iterable[Any]) -> str:
+    """Name the fields that are there, up to twenty."""
+    return ", ".join(sorted(map(str, names))[:20]) or "none"
+
+
+def _as_json(found: dict[str, Any]) -> str:
+    return unicode_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
 
 
 def _turns(record: Mapping[str, Any], field: str) -> list[Any]:

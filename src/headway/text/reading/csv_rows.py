@@ -200,7 +200,7 @@ def _shown(delimiter: str) -> str:
     return "tab" if delimiter == "\t" else delimiter
 
 
-def _quick_rows(stream: BinaryIO, most: int, delimiter: str = ",") -> Iterator[_Row]:
+def _quick_rows(stream: BinaryIO, most: int, delimiter: str) -> Iterator[_Row]:
     """Yield rows as `csv` finds them.
 
     Raises:
@@ -249,7 +249,7 @@ class _RowGuard(io.RawIOBase):
         return data
 
 
-def _careful_rows(stream: BinaryIO, most: int, delimiter: str = ",") -> Iterator[_Row]:
+def _careful_rows(stream: BinaryIO, most: int, delimiter: str) -> Iterator[_Row]:
     """Yield the same rows as `_quick_rows`, without holding rows of more than `most` bytes in memory."""
     scan = _RowScan(delimiter)
     parts: list[bytes] = []

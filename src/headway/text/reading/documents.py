@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.core.errors import DataError
@@ -11,6 +11,9 @@ from headway.core.format import format_bytes
 
 #: Limit of the bytes unpacked at once, as a multiple of the size limit of one document: all of it is in memory.
 UNPACKED = 16
+#: Bytes that a malformed document counts for in a batch, so that a file of such ones does not pile up in memory.
+BAD_BYTES = 200
+_BATCH = 2**20
 # Further bad documents that an error lists.
 _LISTED = 4
 
@@ -118,6 +121,34 @@ class Batch:
             self.texts.append(value)
         else:
             self.empty[len(self.texts)] += 1
+
+
+def batched(documents: Iterable[str | BadDocument]) -> Iterator[Batch]:
+    """Yield documents in batches of about a mebibyte of text; the last one may be empty."""
+    batch = Batch([])
+    size = 0
+    for document in documents:
+        batch.add(document)
+        size += len(document) if isinstance(document, str) else BAD_BYTES
+        if size >= _BATCH:
+            yield batch
+            batch = Batch([])
+            size = 0
+    yield batch
+
+
+def unicode_text(text: str) -> str:
+    """Return a text if it can be encoded as UTF-8.
+
+    Raises:
+        BadRecordError: it contains a lone surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # Undecodable bytes of a CSV file, or a lone surrogate in a JSON escape.
+        raise BadRecordError(f"not valid UTF-8: {error.reason} at character {error.start:,}") from None
+    return text
 
 
 def text_size(text: str) -> int:

@@ -9,13 +9,12 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from headway.text.reading.compression import BlockReader, is_damage
-from headway.text.reading.documents import BadDocument, BadRecordError, Batch, ContentError, too_large
+from headway.text.reading.documents import BadDocument, BadRecordError, ContentError, too_large
+from headway.text.reading.pieces import Piece
 from headway.text.reading.places import SourceFile
 from headway.text.reading.records import text_getter
 
 _BLOCK = 2**20
-# Bytes that a malformed item counts for in a batch, so that a file of such items does not pile up in memory.
-_BAD = 200
 _SPACE = " \t\r\n"
 
 
@@ -31,38 +30,28 @@ def holds_array(file: SourceFile, stream: BinaryIO) -> bool:
     return bool(head.lstrip()[:1] == b"[")
 
 
-def read_array(stream: BinaryIO, file: SourceFile, field: str, template: str | None, most: int) -> Iterator[Batch]:
-    """Yield the texts of the records of an array, in batches of about a mebibyte of text.
+def read_array(stream: BinaryIO, piece: Piece) -> Iterator[str | BadDocument]:
+    """Yield the texts of the records of an array, or records of what is wrong with them.
 
-    An item of more than about `most` bytes is malformed, and so is what follows it.
+    An item of more than about `piece.most` bytes is malformed, and so is what follows it.
     """
-    text_of = text_getter(field, template)
-    batch = Batch([])
-    size = 0
+    text_of = text_getter(piece.field, piece.template)
     number = 1
     try:
-        for number, item in enumerate(array_items(stream, most), 1):
+        for number, item in enumerate(array_items(stream, piece.most), 1):
             try:
-                text = text_of(item)
-                batch.add(text)
-                size += len(text)
+                document: str | BadDocument = text_of(item)
             except BadRecordError as error:
-                batch.add(BadDocument(f"{file.location}:item {number}", str(error)))
-                size += _BAD
-            if size >= _BLOCK:
-                yield batch
-                batch = Batch([])
-                size = 0
-        number = 0
+                document = BadDocument(f"{piece.file.location}:item {number}", str(error))
+            yield document
     except ItemTooLongError:
-        where = f"{file.location}:item {number + 1}"
-        batch.add(too_large(where, "item", most, most, more=True, rest=True))
+        where = f"{piece.file.location}:item {number + 1}"
+        yield too_large(where, "item", piece.most, piece.most, more=True, rest=True)
     except Exception as error:
         if not is_damage(error):
             raise
         what = f"the file cannot be read from here on: {error}"
-        batch.add(BadDocument(f"{file.location}:item {number + 1}", what, rest=True))
-    yield batch
+        yield BadDocument(f"{piece.file.location}:item {number + 1}", what, rest=True)
 
 
 def array_items(stream: BinaryIO, most: int) -> Iterator[Any]:

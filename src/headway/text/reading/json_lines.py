@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
-from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.config.template import LAYOUTS, template_fields
 from headway.core.errors import HeadwayError
 from headway.core.files.foreign import given_twice, open_regular, repeated_keys
@@ -29,9 +28,11 @@ from headway.text.reading.documents import (
     Batch,
     ContentError,
     MissingFieldError,
+    batched,
     too_large,
 )
 from headway.text.reading.json_arrays import ItemTooLongError, array_items, holds_array, read_array
+from headway.text.reading.pieces import Piece
 from headway.text.reading.places import SourceFile, open_file, stamp_of
 from headway.text.reading.records import text_getter
 
@@ -64,22 +65,20 @@ class LongLine:
 Line = bytes | memoryview | LongLine
 
 
-def read_json_lines(
-    file: SourceFile, span: tuple[int, int] | None, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
-) -> Iterator[Batch]:
+def read_json_lines(piece: Piece) -> Iterator[Batch]:
     """Yield the texts of a file, or of the lines that begin in a byte range, in batches of about a mebibyte.
 
-    A `.json` file may hold one array of records instead of lines. A line of more than `most` bytes is malformed, and at
-    most `most` bytes of it are held in memory.
+    A `.json` file may hold one array of records instead of lines. A line of more than `piece.most` bytes is malformed,
+    and at most that many bytes of it are held in memory.
     """
-    start, end = span or (0, None)
-    reader = _LineReader(file, field, template, most)
+    start, end = piece.span or (0, None)
+    reader = _LineReader(piece)
     try:
-        with open_content(file, start, end) as stream:
-            if span is None and holds_array(file, stream):
-                yield from read_array(stream, file, field, template, most)
+        with open_content(piece.file, start, end) as stream:
+            if piece.span is None and holds_array(piece.file, stream):
+                yield from batched(read_array(stream, piece))
                 return
-            for position, lines in _line_blocks(stream, start, end, most):
+            for position, lines in _line_blocks(stream, start, end, piece.most):
                 yield reader.batch(position, lines)
     except Exception as error:
         if not is_damage(error):
@@ -87,9 +86,7 @@ def read_json_lines(
         yield Batch([], [damaged(reader.where(), error)])
 
 
-def first_records(
-    file: SourceFile, most: int = MAX_DOCUMENT_BYTES, keys: frozenset[str] | None = frozenset()
-) -> Iterator[tuple[str, Any]]:
+def first_records(file: SourceFile, most: int, keys: frozenset[str] | None = frozenset()) -> Iterator[tuple[str, Any]]:
     """Yield the records in the first mebibyte of a file, or the first items of its array, each with its place.
 
     What is no record is passed over, and so are lines that give one of `keys` twice: the readers report it.
@@ -131,9 +128,7 @@ def begins_with_field(file: SourceFile, field: str) -> bool:
     return isinstance(record, dict) and field in record
 
 
-def first_complaint(
-    file: SourceFile, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
-) -> BadDocument | None:
+def first_complaint(file: SourceFile, field: str, template: str | None, most: int) -> BadDocument | None:
     """Return what is wrong with the first record, if no record in the first mebibyte has the needed fields."""
     text_of = text_getter(field, template)
     first = None
@@ -297,10 +292,12 @@ def _seek_line(stream: BinaryIO, start: int, end: int | None) -> int | None:
 class _LineReader:
     """Converts the lines of one piece to batches, and finds a line's number when a message needs it."""
 
-    def __init__(self, file: SourceFile, field: str, template: str | None, most: int) -> None:
-        self._file = file
+    def __init__(self, piece: Piece) -> None:
+        field = piece.field
+        template = piece.template
+        self._file = piece.file
         self._field = field
-        self._most = most
+        self._most = piece.most
         self._text_of = text_getter(field, template)
         self._text_of_orjson = text_getter(field, template, by_orjson=True)
         self._plain = template is None and "." not in field

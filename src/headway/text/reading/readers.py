@@ -12,15 +12,13 @@ from headway.core.format import format_bytes
 from headway.text.reading.arrow_files import read_arrow
 from headway.text.reading.compression import is_damage, open_content
 from headway.text.reading.csv_rows import csv_documents
-from headway.text.reading.documents import BadDocument, Batch
+from headway.text.reading.documents import BadDocument, Batch, batched
 from headway.text.reading.json_lines import BOM, damaged, not_utf8, read_json_lines
 from headway.text.reading.pieces import Piece
 from headway.text.reading.places import unreadable
 from headway.text.reading.tables import read_parquet
 
-_BATCH = _BLOCK = 2**20
-# Bytes that a malformed row counts for in a batch, so that a file of such rows does not pile up in memory.
-_BAD = 200
+_BLOCK = 2**20
 # Largest allowed compression ratio of a text file: twice what the best methods reach with plain text.
 _UNPACKED = 32
 
@@ -40,13 +38,13 @@ def read_batches(piece: Piece) -> Iterator[Batch]:
         if piece.texts is not None:
             yield Batch(list(piece.texts), list(piece.bad), Counter(dict(piece.empty)))
         elif file.format == "jsonl":
-            yield from read_json_lines(file, piece.span, piece.field, piece.template, piece.most)
+            yield from read_json_lines(piece)
         elif file.format == "parquet":
-            yield from read_parquet(file, piece.span or (0, 0), piece.field, piece.template, piece.most)
+            yield from read_parquet(piece)
         elif file.format == "arrow":
-            yield from read_arrow(file, piece.span, piece.field, piece.template, piece.most)
+            yield from read_arrow(piece)
         elif file.format == "csv":
-            yield from _read_csv(piece)
+            yield from batched(csv_documents(piece))
         else:
             yield _read_text(piece)
     except OSError as error:
@@ -92,16 +90,3 @@ def _up_to(stream: BinaryIO, most: float) -> bytes:
         parts.append(block)
         size += len(block)
     return b"".join(parts)
-
-
-def _read_csv(piece: Piece) -> Iterator[Batch]:
-    batch = Batch([])
-    size = 0
-    for document in csv_documents(piece):
-        batch.add(document)
-        size += len(document) if isinstance(document, str) else _BAD
-        if size >= _BATCH:
-            yield batch
-            batch = Batch([])
-            size = 0
-    yield batch

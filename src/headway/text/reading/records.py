@@ -16,7 +16,7 @@ from headway.text.reading.conversations import (
     conversation_text,
     layout_format,
 )
-from headway.text.reading.documents import BadRecordError, MissingFieldError
+from headway.text.reading.documents import BadRecordError, MissingFieldError, unicode_text
 
 _MISSING = object()
 # Types with one form in JSON (bool is a subclass of int). Lists, objects and dates have several forms, and a silent
@@ -110,20 +110,6 @@ def _rendered(value: Any, field: str) -> str:
     raise BadRecordError(
         f"field '{field}' of the template holds {what}, which has no unique text form: name a text field inside it"
     )
-
-
-def unicode_text(text: str) -> str:
-    """Return a text if it can be encoded as UTF-8.
-
-    Raises:
-        BadRecordError: it contains a lone surrogate.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        # Undecodable bytes of a CSV file, or a lone surrogate in a JSON escape.
-        raise BadRecordError(f"not valid UTF-8: {error.reason} at character {error.start:,}") from None
-    return text
 
 
 def wanted_fields(field: str, template: str | None, present: Sequence[str] | None = None) -> list[str]:

@@ -12,20 +12,20 @@ from headway.config.units import Amount
 from headway.core.errors import ConfigError, DataError, HeadwayError
 from headway.core.functions import load_function
 from headway.text.reading.documents import (
+    BAD_BYTES,
     BadDocument,
     BadRecordError,
     Batch,
     MissingFieldError,
     text_size,
     too_large,
+    unicode_text,
 )
-from headway.text.reading.records import text_getter, unicode_text
+from headway.text.reading.records import text_getter
 
 Stream = Callable[[], Iterable[Any]]
 
 PREFIX = "python:"
-# Bytes that a malformed item counts for in a batch, so that a stream of such items does not pile up in memory.
-_BAD = 200
 
 
 def function_stream(path: str) -> Stream:
@@ -96,13 +96,13 @@ def read_stream(
         except BadRecordError as error:
             fields_seen = fields_seen or not isinstance(error, MissingFieldError)
             batch.add(BadDocument(f"{name}:item {number}", str(error)))
-            found += _BAD
+            found += BAD_BYTES
         else:
             fields_seen = True
             utf8_bytes = text_size(text)
             if utf8_bytes > most:
                 batch.add(too_large(f"{name}:item {number}", "item", utf8_bytes, most))
-                found += _BAD
+                found += BAD_BYTES
             else:
                 batch.add(text)
                 found += utf8_bytes

@@ -31,6 +31,7 @@ from headway.text.reading.documents import (
 )
 from headway.text.reading.guessing import guessed_field
 from headway.text.reading.json_lines import damaged
+from headway.text.reading.pieces import Piece
 from headway.text.reading.places import Place
 from headway.text.reading.records import check_unique_name, missing_field, text_getter, wanted_fields
 
@@ -127,12 +128,14 @@ def columns_for(schema: Any, field: str, template: str | None, where: str) -> li
     Raises:
         DataError: a column does not exist, or holds no text.
     """
+    import pyarrow as arrow
+
     if template == CHAT:
         return _columns_of_conversations(schema, where)
     columns = wanted_fields(field, template)
     for column in columns:
         kind = _type_of(schema, column, where)
-        if _is_run_end_encoded(kind):
+        if arrow.types.is_run_end_encoded(kind):  # a few bytes of it may stand for any amount of text
             what = f"column '{column}' holds {kind}, which is not read"
             raise DataError(what, where=where, fix="write it plain: pyarrow.compute.run_end_decode(column)")
         if not (_is_text(kind) or (template is not None and _is_plain(kind))):
@@ -216,17 +219,9 @@ def _is_text(kind: Any) -> bool:
     import pyarrow as arrow
 
     kind = _stored(kind)
-    kind = _stored(kind.value_type) if arrow.types.is_dictionary(kind) else kind
-    types = arrow.types
-    tests = (types.is_null, types.is_string, types.is_large_string, types.is_string_view)
-    return any(test(kind) for test in (*tests, types.is_binary, types.is_large_binary, types.is_binary_view))
-
-
-def _is_run_end_encoded(kind: Any) -> bool:
-    """Return whether a type repeats values: a few bytes of it may stand for any amount of text."""
-    import pyarrow as arrow
-
-    return bool(arrow.types.is_run_end_encoded(kind))
+    if arrow.types.is_dictionary(kind):
+        kind = _stored(kind.value_type)
+    return bool(arrow.types.is_null(kind)) or any(kind in pair for pair in _layouts())
 
 
 def _stored(kind: Any) -> Any:
@@ -246,18 +241,16 @@ class TableTexts:
     """Converter of a table's batches to texts.
 
     Args:
-        field: Column that holds the text.
-        template: Template over several columns, instead of `field`.
-        most: Limit of the bytes of a row's text columns.
+        piece: A part of the table; `piece.most` limits the bytes of a row's text columns.
         where: Returns the place of a row, given its number among all rows read.
     """
 
-    def __init__(self, field: str, template: str | None, most: int, where: Callable[[int], str]) -> None:
-        self.most = most
+    def __init__(self, piece: Piece, where: Callable[[int], str]) -> None:
+        self.most = piece.most
         self._where = where
-        self._field = field if template is None else None
-        self._text_of = text_getter(field, template)
-        self._wanted = field, template
+        self._field = piece.field if piece.template is None else None
+        self._text_of = text_getter(piece.field, piece.template)
+        self._wanted = piece.field, piece.template
         self.rows = 0
         """Rows so far."""
 
@@ -334,7 +327,7 @@ def sound_columns(table: Any, fields: Sequence[str]) -> dict[str, Any]:
         for column in columns.values():
             check_sound(column)
         # A view of lists can lose their elements: of nulls, which have no buffer, it cannot tell the number.
-        kinds = {name: _as_text(column.type) for name, column in columns.items()}
+        kinds = {name: _replaced(column.type, _layouts()) for name, column in columns.items()}
         columns = {n: column if column.type == kinds[n] else column.view(kinds[n]) for n, column in columns.items()}
     except arrow.ArrowException as error:
         raise UnsoundError(str(error)) from None
@@ -361,47 +354,31 @@ def check_sound(array: Any) -> None:
         ArrowException: an offset lies outside its buffer.
     """
     array.validate()
-    unchecked = _without_text(array.type)
+    unchecked = _replaced(array.type, [(text, binary) for binary, text in _layouts()])
     # Validation of all text as UTF-8 would take a third of the reading time, so validate text as bytes.
     (array if unchecked == array.type else array.view(unchecked)).validate(full=True)
 
 
-def _without_text(kind: Any) -> Any:
-    """Return a type with text replaced by bytes at any depth; both have the same memory layout."""
+def _layouts() -> list[tuple[Any, Any]]:
+    """Return each type of bytes with the type of text that has the same memory layout."""
     import pyarrow as arrow
 
-    types = arrow.types
-    for test, bare in (
-        (types.is_string, arrow.binary),
-        (types.is_large_string, arrow.large_binary),
-        (types.is_string_view, arrow.binary_view),
-    ):
-        if test(kind):
-            return bare()
-    if types.is_dictionary(kind):
-        return arrow.dictionary(kind.index_type, _without_text(kind.value_type), kind.ordered)
-    if types.is_struct(kind):
-        return arrow.struct([part.with_type(_without_text(part.type)) for part in kind])
-    return kind
+    return [
+        (arrow.binary(), arrow.string()),
+        (arrow.large_binary(), arrow.large_string()),
+        (arrow.binary_view(), arrow.string_view()),
+    ]
 
 
-def _as_text(kind: Any) -> Any:
-    """Return a type with bytes replaced by text at any depth, the reverse of `_without_text`."""
+def _replaced(kind: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """Return a type in which the second of each pair of types stands for the first, at any depth outside lists."""
     import pyarrow as arrow
 
-    types = arrow.types
-    for test, text in (
-        (types.is_binary, arrow.string),
-        (types.is_large_binary, arrow.large_string),
-        (types.is_binary_view, arrow.string_view),
-    ):
-        if test(kind):
-            return text()
-    if types.is_dictionary(kind):
-        return arrow.dictionary(kind.index_type, _as_text(kind.value_type), kind.ordered)
-    if types.is_struct(kind):
-        return arrow.struct([part.with_type(_as_text(part.type)) for part in kind])
-    return kind
+    if arrow.types.is_dictionary(kind):
+        return arrow.dictionary(kind.index_type, _replaced(kind.value_type, pairs), kind.ordered)
+    if arrow.types.is_struct(kind):
+        return arrow.struct([part.with_type(_replaced(part.type, pairs)) for part in kind])
+    return next((other for one, other in pairs if kind == one), kind)
 
 
 def _pruned(array: Any, tree: _Tree) -> Any:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.errors import DataError, HeadwayError
 from headway.core.format import counted
 from headway.text.reading.documents import UNPACKED, Batch
 from headway.text.reading.json_lines import damaged
 from headway.text.reading.parquet_pages import UNPACKED_BYTES, PageGuard, page_header
+from headway.text.reading.pieces import Piece
 from headway.text.reading.places import SourceFile, open_file
 from headway.text.reading.table_texts import (
     BATCH_BYTES,
@@ -54,17 +54,17 @@ def parquet_spans(
     return field, [((first, end), file.bytes * part // total) for first, end, part in grouped(groups, size)]
 
 
-def read_parquet(
-    file: SourceFile, span: Span, field: str, template: str | None, most: int = MAX_DOCUMENT_BYTES
-) -> Iterator[Batch]:
-    """Yield the texts of some row groups. A row whose text has more than `most` bytes is malformed."""
+def read_parquet(piece: Piece) -> Iterator[Batch]:
+    """Yield the texts of some row groups. A row whose text has more than `piece.most` bytes is malformed."""
+    file = piece.file
+    span = piece.span or (0, 0)
     with _opened(file) as (stream, parquet):
-        columns = columns_for(parquet.schema_arrow, field, template, file.location)
+        columns = columns_for(parquet.schema_arrow, piece.field, piece.template, file.location)
         facts = parquet.metadata
         before = sum(facts.row_group(group).num_rows for group in range(span[0]))
         expected = sum(facts.row_group(group).num_rows for group in range(*span))
-        texts = TableTexts(field, template, most, lambda row: f"{file.location}:row {before + row + 1}")
-        batches = _batches(stream, parquet, span, columns, most)
+        texts = TableTexts(piece, lambda row: f"{file.location}:row {before + row + 1}")
+        batches = _batches(stream, parquet, span, columns, piece.most)
         rest = False
         for batch in texts_of(map(given, batches), texts):
             yield batch
@@ -82,7 +82,7 @@ def _batches(stream: PageGuard, parquet: Any, span: Span, columns: Sequence[str]
         chunk
         for group in groups
         for chunk in (group.column(number) for number in range(group.num_columns))
-        if _below(chunk.path_in_schema, columns)
+        if any(f"{chunk.path_in_schema}.".startswith(f"{column}.") for column in columns)
     ]
     size = sum(chunk.total_uncompressed_size for chunk in chunks)
     rows = max(1, min(ROWS, BATCH_BYTES * sum(group.num_rows for group in groups) // max(1, size)))
@@ -146,7 +146,3 @@ def _opened(file: SourceFile) -> Iterator[tuple[PageGuard, Any]]:
             raise DataError(f"not a readable Parquet file: {error}", where=file.location, fix=repair(file)) from None
         with opened:
             yield guard, opened
-
-
-def _below(path: str, columns: Sequence[str]) -> bool:
-    return any(path == column or path.startswith(f"{column}.") for column in columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # For each count of the duplicates, the count that it is a part of.
@@ -39,6 +39,16 @@ def removed_share(counts: Mapping[str, Any], key: str) -> float | None:
     """Return the share of a count in the report on duplicates that counts removals; None for other counts."""
     whole = counts.get(_PART_OF.get(key, ""))
     return counts[key] / whole if whole and key in counts else None
+
+
+def split_rows(splits: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows of a table of the splits, as `describe_store` returns them."""
+    percentiles = splits[0]["length_percentiles"] if splits else ()
+    rows = []
+    for part in splits:
+        counts = (part["shards"], part["documents"], part["tokens"], *part["length_percentiles"].values())
+        rows.append([part["split"], part["source"], *(f"{count:,}" for count in counts)])
+    return ["Split", "Source", "Shards", "Documents", "Tokens", *(f"P{percentile}" for percentile in percentiles)], rows
 
 
 def reasons_text(step: Mapping[str, Any], most: int) -> str:

@@ -14,7 +14,7 @@ from headway.core.format import UNKNOWN, format_bytes, format_count
 from headway.telemetry import html
 from headway.telemetry.charts import Chart, Entry, Line, plot_of
 from headway.telemetry.summary import share_text
-from headway.text.report.counts import reasons_text, removed_of, removed_share
+from headway.text.report.counts import reasons_text, removed_of, removed_share, split_rows
 
 #: Examples shown per step; the store's `inputs.json` has the rest.
 _EXAMPLES = 3
@@ -164,17 +164,7 @@ def _lengths(splits: Sequence[Mapping[str, Any]]) -> list[str]:
 def _splits(splits: Sequence[Mapping[str, Any]]) -> str:
     if not splits:
         return ""
-    percentiles = list(splits[0]["length_percentiles"])
-    headers = ["Split", "Source", "Shards", "Documents", "Tokens", *(f"P{p}" for p in percentiles)]
-    rows = [
-        [
-            part["split"],
-            part["source"],
-            *(_count(part[key]) for key in ("shards", "documents", "tokens")),
-            *(_count(length) for length in part["length_percentiles"].values()),
-        ]
-        for part in splits
-    ]
+    headers, rows = split_rows(splits)
     return '<p class="muted">Tokens per document at percentiles.</p>' + html.table(
         headers, rows, range(2, len(headers))
     )

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from headway.core.errors import DataError
-from headway.text.dedup import DocumentPrints, find_duplicates, fingerprint_documents, join_prints, prints_recipe
+from headway.text.dedup import (
+    DocumentPrints,
+    StoredPrints,
+    find_duplicates,
+    fingerprint_documents,
+    join_prints,
+    prints_recipe,
+)
 from support.dedup import prose, settings
 
 ALL = settings(documents=True, paragraphs=True, near=True)
@@ -46,7 +53,7 @@ def test_only_what_is_wanted_is_made() -> None:
 def test_a_file_gives_back_what_was_saved(texts: list[str], tmp_path: Path) -> None:
     prints = fingerprint_documents(texts, ALL)
     prints.save(tmp_path / "folder" / "unit.prints")
-    stored = DocumentPrints.load(tmp_path / "folder" / "unit.prints")
+    stored = StoredPrints(tmp_path / "folder" / "unit.prints")
     assert len(stored) == len(prints) == len(texts)
     for field in fields(DocumentPrints):
         value, wanted = getattr(stored, field.name), getattr(prints, field.name)
@@ -58,12 +65,12 @@ def test_a_file_gives_back_what_was_saved(texts: list[str], tmp_path: Path) -> N
 def test_stored_prints_are_mapped_and_hold_no_file_open(tmp_path: Path) -> None:
     prints = fingerprint_documents(TEXTS, ALL)
     prints.save(tmp_path / "unit.prints")
-    assert isinstance(DocumentPrints.load(tmp_path / "unit.prints").signatures, np.memmap)
+    assert isinstance(StoredPrints(tmp_path / "unit.prints").signatures, np.memmap)
     before = sum(1 for _ in Path("/dev/fd").iterdir())
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 200, limit[1]))
     try:
-        many = [DocumentPrints.load(tmp_path / "unit.prints") for _ in range(400)]
+        many = [StoredPrints(tmp_path / "unit.prints") for _ in range(400)]
         found = find_duplicates(many, ["source"] * 400, ALL)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
@@ -92,12 +99,12 @@ def test_damaged_files_are_refused_by_name(damage: object, tmp_path: Path) -> No
     fingerprint_documents(TEXTS, ALL).save(file)
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
     with pytest.raises(DataError, match=r"unit\.prints"):
-        DocumentPrints.load(file)
+        StoredPrints(file)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
-        DocumentPrints.load(tmp_path / "nowhere")
+        StoredPrints(tmp_path / "nowhere")
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,29 +34,6 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     real = inputs._hash_lines
     monkeypatch.setattr(inputs, "_hash_lines", lambda file, *how: (names.append(file.name), real(file, *how))[1])
     yield names
-
-
-def test_what_was_begun_is_hashed_once(units: list[Unit], hashed: list[str]) -> None:
-    hashes = InputHashes()
-    expected = InputHashes().of(units[0])
-    hashed.clear()
-    hashes.begin(lambda: units[0])
-    assert hashes.of(units[0]) == expected and hashed == ["a.jsonl"]
-    assert hashes.of(units[1])[0]["path"] == "b.jsonl"
-
-
-def test_another_unit_gets_its_own_hash(units: list[Unit]) -> None:
-    hashes = InputHashes()
-    hashes.begin(lambda: units[0])
-    assert hashes.of(units[1]) == InputHashes().of(units[1])
-
-
-def test_a_failure_waits_until_the_unit_is_asked_for(units: list[Unit]) -> None:
-    hashes = InputHashes()
-    units[0].pieces[0].file.path.unlink()
-    hashes.begin(lambda: units[0])
-    with pytest.raises((DataError, OSError)):
-        hashes.of(units[0])
 
 
 def test_a_file_of_many_units_is_read_once(tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +117,7 @@ def test_few_bytes_are_not_saved_each_time(tmp_path: Path, units: list[Unit], mo
     hashes.of(units[0])
     assert not (tmp_path / "hashes").exists()
     hashes.of(units[1])
-    assert set(inputs._read(tmp_path / "hashes")) == {str(tmp_path / f"{name}.jsonl") for name in "ab"}
+    assert set(json.loads((tmp_path / "hashes").read_text())) == {str(tmp_path / f"{name}.jsonl") for name in "ab"}
 
 
 def test_what_is_saved_on_the_way_forgets_nothing(
@@ -157,4 +135,4 @@ def test_what_is_saved_on_the_way_forgets_nothing(
         again.of(unit)
     assert hashed == ["b.jsonl", "a.jsonl"]
     killed.save(memory)
-    assert set(inputs._read(memory)) == {str(tmp_path / "a.jsonl")}
+    assert set(json.loads(memory.read_text())) == {str(tmp_path / "a.jsonl")}

@@ -176,7 +176,7 @@ def test_csv_rows_are_found_as_python_finds_them(text: str, block: int) -> None:
         for method in (_quick_rows, _careful_rows):
             taken: list[Any] = []
             expected: list[Any] = []
-            for found, into in ((method(io.BufferedReader(io.BytesIO(data)), 10**6), taken), (python(), expected)):  # type: ignore[arg-type]
+            for found, into in ((method(io.BufferedReader(io.BytesIO(data)), 10**6, ","), taken), (python(), expected)):  # type: ignore[arg-type]
                 try:
                     for row in found:
                         into.append(row)
