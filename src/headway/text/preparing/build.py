@@ -33,7 +33,7 @@ from headway.text.preparing.pools import Line, Lines, UnitPool
 from headway.text.preparing.records import WORK, Records, Shards, Survey, key_of
 from headway.text.preparing.tasks import UnitTask
 from headway.text.preparing.units import Unit, units_of
-from headway.text.preparing.workers import prepared
+from headway.text.preparing.workers import Pipeline, prepared
 from headway.text.reading.sources import Source
 
 # Version of the code's results; it is raised when they change for equal input, so that old records are not reused.
@@ -285,8 +285,8 @@ class _UnitJob:
         verdicts = tuple(self._verdicts())
         return UnitTask(name, self._survey_key, self._key, self._pieces, outcome.inputs, verdicts)
 
-    def submit(self, lines: Lines) -> Line:
-        """Submit the unit, and return the line that has it."""
+    def submit(self, lines: Lines) -> Line | Pipeline:
+        """Submit the unit, and return what processes it."""
         if not self._builder.processed:  # this unit is the first change to the store
             check_not_in_use(self._builder._data.store, self._builder.keeps_for)
         self._builder.processed[self._outcome.key] = self._outcome.unit.bytes

@@ -141,7 +141,10 @@ class PieceWorker:
 
     def _verdict_filter(self, verdict: Verdict) -> Callable[[list[str], PieceResult], tuple[list[str], Sequence[int]]]:
         """Return a function that selects texts by a verdict, which counts documents over the whole piece."""
-        paragraphs = _paragraph_masks(verdict)
+        masks: Iterator[Bits] | None = None
+        if verdict.paragraphs is not None:
+            assert verdict.paragraph_counts is not None
+            masks = iter(np.split(verdict.paragraphs, np.cumsum(verdict.paragraph_counts)[:-1]))
         read = 0
 
         def choose(texts: list[str], result: PieceResult) -> tuple[list[str], Sequence[int]]:
@@ -152,8 +155,8 @@ class PieceWorker:
             chosen = [texts[number] for number in numbers]
             if self._cleaner is not None:
                 chosen = [self._cleaner.clean_kept(text) or "" for text in chosen]
-            if paragraphs is not None:
-                chosen = [_without_paragraphs(text, mask) for text, mask in zip(chosen, paragraphs, strict=False)]
+            if masks is not None:
+                chosen = [_without_paragraphs(text, mask) for text, mask in zip(chosen, masks, strict=False)]
             left = [place for place, text in enumerate(chosen) if text]
             return [chosen[place] for place in left], [numbers[place] for place in left]
 
@@ -377,11 +380,3 @@ def _without_paragraphs(text: str, keep: Bits) -> str:
             where=named(text),
             fix="repair the functions in data.clean: what they return must depend on the text alone",
         ) from None
-
-
-def _paragraph_masks(verdict: Verdict) -> Iterator[Bits] | None:
-    """Yield, per document that stays, the mask of its paragraphs that stay; return None if all stay."""
-    if verdict.paragraphs is None:
-        return None
-    assert verdict.paragraph_counts is not None
-    return iter(np.split(verdict.paragraphs, np.cumsum(verdict.paragraph_counts)[:-1]))

@@ -88,22 +88,6 @@ class UnitPool(Protocol):
         ...
 
 
-class LocalLine:
-    """Workers of this machine, which share the pieces of the units."""
-
-    def __init__(self, pieces: Pipeline) -> None:
-        self._pieces = pieces
-
-    def submit(self, job: UnitJob) -> None:
-        """Submit the pieces of a unit to the workers."""
-        for work in job.work():
-            self._pieces.submit(work, job.accept)
-
-    def drain(self) -> None:
-        """Wait for all submitted pieces."""
-        self._pieces.drain()
-
-
 class Lines:
     """The line of other machines, if there are any, and that of this one for the units that cannot travel.
 
@@ -126,8 +110,8 @@ class Lines:
         self._stack = ExitStack()
 
     @cached_property
-    def _near(self) -> Line:
-        return LocalLine(self._stack.enter_context(pipeline(self._recipe, self._workers, self._tokenizer)))
+    def _near(self) -> Pipeline:
+        return self._stack.enter_context(pipeline(self._recipe, self._workers, self._tokenizer))
 
     @cached_property
     def _far(self) -> Line | None:
@@ -135,16 +119,18 @@ class Lines:
             return None
         return self._stack.enter_context(self._pool.open(Order.of(self._recipe, self._records)))
 
-    def submit(self, job: UnitJob) -> Line:
-        """Submit a unit, and return the line that has it.
+    def submit(self, job: UnitJob) -> Line | Pipeline:
+        """Submit a unit, and return what processes it.
 
         Raises:
             HeadwayError: A unit failed, or no machine can be had.
         """
-        far = self._far if job.travels else None
-        line = far or self._near
-        line.submit(job)
-        return line
+        if job.travels and self._far is not None:
+            self._far.submit(job)
+            return self._far
+        for work in job.work():
+            self._near.submit(work, job.accept)
+        return self._near
 
     def drain(self) -> None:
         """Wait until all submitted units are recorded.
@@ -153,7 +139,7 @@ class Lines:
             HeadwayError: A unit failed.
         """
         for name in ("_near", "_far"):
-            line: Line | None = self.__dict__.get(name)
+            line: Line | Pipeline | None = self.__dict__.get(name)
             if line is not None:
                 line.drain()
 

@@ -92,14 +92,13 @@ def too_large(where: str, what: str, size: int, most: int, *, more: bool = False
         more: Whether it has more than `size` bytes, because the count stopped there.
         rest: Whether the rest of the file is skipped with it.
     """
-    has = f"more than {format_bytes(size)}" if more else _distinct(size, most)
+    has = format_bytes(size)
+    if more:
+        has = f"more than {has}"
+    elif has == format_bytes(most):
+        has = f"{size:,} bytes"  # rounding would make it look equal to the limit
     reason = f"the {what} has {has}, and data.max_document_bytes is {format_bytes(most)}"
     return BadDocument(where, reason, too_large=True, rest=rest)
-
-
-def _distinct(size: int, most: int) -> str:
-    """Format a size, with all digits if rounding would make it look equal to the limit."""
-    return format_bytes(size) if format_bytes(size) != format_bytes(most) else f"{size:,} bytes"
 
 
 @dataclass

@@ -90,13 +90,10 @@ def is_asked(config: SourceConfig, name: str) -> bool:
     ending = last.suffix.lower()
     # A folder may have a name with an ending too, which says nothing about its files.
     names_files = glob.has_magic(last.name) or name == last.name
-    by_path = names_files and ending[1:].isalnum() and _uncompressed(name).endswith(ending)
-    return by_path or matches(name, config.also)
-
-
-def _uncompressed(name: str) -> str:
     path = PurePosixPath(name.lower())
-    return path.stem if path.suffix in ENDINGS else path.name
+    uncompressed = path.stem if path.suffix in ENDINGS else path.name
+    by_path = names_files and ending[1:].isalnum() and uncompressed.endswith(ending)
+    return by_path or matches(name, config.also)
 
 
 def matches(name: str, patterns: list[str]) -> bool:

@@ -101,13 +101,10 @@ def _files_or_rows(found: Any, config: SourceConfig) -> Found:
     if not config.streaming and not any(sign in config.split for sign in "[+"):
         files = list(dict.fromkeys(entry["filename"] for entry in found.cache_files))
         if files and found._indices is None and all(Path(file).is_file() for file in files):
-            return [Place(file, _name_of(Path(file)), Path(file).stat().st_size) for file in files]
+            # Without the number of files in the names, one more file does not rename all others.
+            names = [re.sub(r"-(\d{5})-of-\d{5}(?=\.)", r"-\1", Path(file).name) for file in files]
+            return [Place(file, name, Path(file).stat().st_size) for file, name in zip(files, names, strict=True)]
     return lambda: _rows(found.select_columns(wanted) if present else found, config)
-
-
-def _name_of(file: Path) -> str:
-    """Return a cache file's name without the number of files, so that one more file does not rename all others."""
-    return re.sub(r"-(\d{5})-of-\d{5}(?=\.)", r"-\1", file.name)
 
 
 def _rows(found: Iterable[Any], config: SourceConfig) -> Iterator[Any]:

@@ -107,7 +107,7 @@ def list_places(
         places = [Place(f.url, f.name, f.bytes, False, f.version, f.ranges, options) for f in found]
         places = [place for place in places if kind == "file" or not excluded(place.name)]
     else:
-        kind, local = _local(_without_scheme(path), excluded)
+        kind, local = _local(path.removeprefix(f"{scheme_of(path)}://"), excluded)
         named = [(found, unicode_name(name)) for found, name in local]
         named = [(found, name) for found, name in named if kind == "file" or not excluded(name)]
         places = [
@@ -119,11 +119,6 @@ def list_places(
 def unicode_name(name: str) -> str:
     """Return a file's name as valid Unicode, with escapes for bytes that are not UTF-8, as in old archives."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _without_scheme(path: str) -> str:
-    scheme = scheme_of(path)
-    return path.removeprefix(f"{scheme}://") if scheme else path
 
 
 def _local(path: str, excluded: Callable[[str], bool]) -> tuple[str, Iterator[tuple[Path, str]]]:
