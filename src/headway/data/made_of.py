@@ -22,7 +22,7 @@ from headway.config.template import CHAT, LAYOUTS
 from headway.core.credentials.secrets import redact_values
 from headway.core.errors import HeadwayError
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import LISTING_BYTES, read_json_object
+from headway.core.files.foreign import LISTING_BYTES, read_json_object, readable_json_object
 from headway.core.files.hashes import fingerprint
 from headway.core.functions import compare_function
 from headway.core.hub import is_on_hub
@@ -61,7 +61,7 @@ def made_of(data: DataConfig) -> dict[str, Any]:
 
     A key that is not known not to shape a store counts.
     """
-    values = redact_values(data.model_dump(mode="json", exclude=set(_OTHER_KEYS)))
+    values = redact_values(_shaping(data))
     names = stored_names(data.sources)
     values["sources"] = [
         {key: value for key, value in {**source, "name": name}.items() if key not in _OTHER_KEYS_OF_SOURCES}
@@ -78,15 +78,16 @@ def made_of(data: DataConfig) -> dict[str, Any]:
 
 def keep_made_of(store: Path, data: DataConfig, manifest: dict[str, Any]) -> None:
     """Add a config to the record of what a store was made of, unless it is there; others gave the same bytes."""
-    values = redact_values(data.model_dump(mode="json", exclude=set(_OTHER_KEYS)))
-    kept = [one.model_dump(mode="json", exclude=set(_OTHER_KEYS)) for one in _kept(store, manifest)]
-    others = [one for one in kept if one != values]
+    values = redact_values(_shaping(data))
+    others = [kept for kept in map(_shaping, _kept(store, manifest)) if kept != values]
     record = {"manifest": fingerprint(manifest), "data": [*others, values][-_MOST_KEPT:]}
-    with suppress(OSError, ValueError):
-        if read_json_object(store / MADE_OF, LISTING_BYTES) == record:
-            return
-    (store / MADE_OF).parent.mkdir(exist_ok=True)
-    write_json(store / MADE_OF, record)
+    if readable_json_object(store / MADE_OF, LISTING_BYTES) != record:
+        (store / MADE_OF).parent.mkdir(exist_ok=True)
+        write_json(store / MADE_OF, record)
+
+
+def _shaping(data: DataConfig) -> dict[str, Any]:
+    return data.model_dump(mode="json", exclude=set(_OTHER_KEYS))
 
 
 def _kept(store: Path, manifest: dict[str, Any]) -> list[DataConfig]:

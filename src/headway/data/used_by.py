@@ -10,7 +10,6 @@ A supervisor asks which runs use a store, so this module loads no NumPy.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,23 +97,12 @@ def mark_of(store: Path, run: Path) -> Path:
 
 def runs_using(store: Path) -> list[Path]:
     """Return the run directories of the runs that need present or former files of the store."""
-    return [use.run for use in _uses(store)]
+    return [use.run for use in uses_of(store)]
 
 
 def uses_of(store: Path) -> list[Use]:
     """Return the runs that need present or former files of the store."""
-    return list(_uses(store))
-
-
-def _is_of_another(mark: dict[str, Any], store: Path) -> bool:
-    """Return whether a mark came here with a copy of the store that the run uses, and which is still there."""
-    there = mark.get("store")  # absent in marks of earlier versions
-    if not isinstance(there, str) or Path(there) == store.resolve():
-        return False
-    return (Path(there) / MANIFEST).is_file()
-
-
-def _uses(store: Path) -> Iterator[Use]:
+    uses = []
     for path in sorted((store / MARKS).glob("*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError):
             mark = read_json_object(path, 2**16)
@@ -123,4 +111,13 @@ def _uses(store: Path) -> Iterator[Use]:
             run = Path(str(mark["run"]))
             manifest = kept_manifest(run, str(mark["data"])) if (run / "config.yaml").is_file() else None
             if manifest is not None:
-                yield Use(f"{MARKS}/{path.name}", run, int(mark["pid"]), manifest)
+                uses.append(Use(f"{MARKS}/{path.name}", run, int(mark["pid"]), manifest))
+    return uses
+
+
+def _is_of_another(mark: dict[str, Any], store: Path) -> bool:
+    """Return whether a mark came here with a copy of the store that the run uses, and which is still there."""
+    there = mark.get("store")  # absent in marks of earlier versions
+    if not isinstance(there, str) or Path(there) == store.resolve():
+        return False
+    return (Path(there) / MANIFEST).is_file()

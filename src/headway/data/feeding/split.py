@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -33,13 +33,7 @@ class PartedRows:
     def read(self, rows: NDArray[np.int64]) -> RowBlock:
         """Read rows by number."""
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
-        found = np.unique(numbers)
-        places = [np.flatnonzero(numbers == number) for number in found]
-        blocks = [
-            self._parts[number].read(rows[place] - self._starts[number])
-            for number, place in zip(found.tolist(), places, strict=True)
-        ]
-        return join_blocks(blocks, places)
+        return _read_by_number(numbers, lambda part, place: self._parts[part].read(rows[place] - self._starts[part]))
 
     def figures(self) -> PackingFigures:
         """Return the figures of all parts together."""
@@ -158,9 +152,11 @@ class SplitRows:
         first = int(sources[0])
         if len(self.sources) == 1 or (sources == first).all():
             return self.of_source(first, length).read(rows)
-        numbers = np.unique(sources)
-        places = [np.flatnonzero(sources == number) for number in numbers]
-        blocks = [
-            self.of_source(int(number), length).read(rows[place]) for number, place in zip(numbers, places, strict=True)
-        ]
-        return join_blocks(blocks, places)
+        return _read_by_number(sources, lambda source, place: self.of_source(source, length).read(rows[place]))
+
+
+def _read_by_number(numbers: NDArray[np.intp], read: Callable[[int, NDArray[np.intp]], RowBlock]) -> RowBlock:
+    """Read rows of several parts or sources in the given order; `read` gets a number and the places of its rows."""
+    found = np.unique(numbers).tolist()
+    places = [np.flatnonzero(numbers == number) for number in found]
+    return join_blocks([read(number, place) for number, place in zip(found, places, strict=True)], places)

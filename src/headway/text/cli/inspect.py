@@ -160,8 +160,7 @@ def _print_removed(sources: list[dict[str, Any]], found: dict[str, Any] | None) 
     rows = []
     for name, removed in [*parts, *([("all", total)] if len(parts) > 1 else [])]:
         if removed is not None:
-            shares = zip((removed.by_cleaning, removed.as_duplicates), removed.shares, strict=True)
-            rows.append([name, f"{removed.read:,}", *(_count(count, share) for count, share in shares)])
+            rows.append([name, f"{removed.read:,}", *(_count(count, share) for count, share in removed.parts)])
     print_line()
     print_line("removed documents:")
     print_table(["SOURCE", "READ", "BY CLEANING", "AS DUPLICATES"], rows, numeric=range(1, 4))

@@ -82,8 +82,8 @@ class Survey:
         self.skipped += result.skipped
         self.cut += result.cut
         self.too_large += result.too_large
-        listed = [{"where": bad.where, "reason": bad.reason} for bad in result.skipped_list]
-        self.skipped_list += listed[: LISTED - len(self.skipped_list)]
+        room = LISTED - len(self.skipped_list)
+        self.skipped_list += [bad.listed for bad in result.skipped_list[:room]]
         self.piece_documents.append(result.read)
         if result.clean is not None:
             self.clean = added_counts(self.clean, result.clean.to_json())
@@ -135,12 +135,13 @@ class Shards:
         self.text_bytes += result.text_bytes
         self.too_large += result.too_large
         self.unencodable += result.unencodable
-        listed = [{"where": bad.where, "reason": bad.reason} for bad in result.unencodable_list]
-        self.unencodable_list += listed[: _LISTED - len(self.unencodable_list)]
+        room = _LISTED - len(self.unencodable_list)
+        self.unencodable_list += [bad.listed for bad in result.unencodable_list[:room]]
         self.trained_tokens += result.trained_tokens
         self.without_tokens += result.without_tokens
         self.first_without = self.first_without or result.first_without
-        self.smallest, self.largest = min(self.smallest, result.smallest), max(self.largest, result.largest)
+        self.smallest = min(self.smallest, result.smallest)
+        self.largest = max(self.largest, result.largest)
 
 
 def _holds_for(record: dict[str, Any], most: int) -> bool:

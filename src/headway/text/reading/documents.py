@@ -55,6 +55,11 @@ class BadDocument:
     fix: str | None = field(default=None, compare=False)
     """What to do, where that is known."""
 
+    @property
+    def listed(self) -> dict[str, str]:
+        """The document as lists of skipped documents have it."""
+        return {"where": self.where, "reason": self.reason}
+
     def error(self, others: Sequence[BadDocument] = ()) -> DataError:
         """Return the error for a preparation that does not skip bad documents.
 

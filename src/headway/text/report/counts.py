@@ -17,9 +17,9 @@ class Removed(NamedTuple):
     as_duplicates: int
 
     @property
-    def shares(self) -> tuple[float | None, float | None]:
-        """Both as shares of the documents that were read; None where none were."""
-        return (self.by_cleaning / self.read, self.as_duplicates / self.read) if self.read else (None, None)
+    def parts(self) -> list[tuple[int, float | None]]:
+        """Both with their shares of the documents that were read; None where none were."""
+        return [(count, count / self.read if self.read else None) for count in (self.by_cleaning, self.as_duplicates)]
 
 
 def removed_of(sources: Iterable[Mapping[str, Any]], duplicates: Mapping[str, Any] | None) -> Removed | None:

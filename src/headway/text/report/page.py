@@ -97,15 +97,15 @@ def _tiles(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     text_bytes = sum(source.get("text_bytes", 0) for source in sources)
     held_out = sum(part["tokens"] for part in splits if part["split"] == "validation")
     removed = removed_of(sources, facts.get("duplicates"))
-    shares = removed.shares if removed else (None, None)
+    parts = [(f"{count:,} documents", share) for count, share in removed.parts] if removed else [("", None)] * 2
     bad = sum(source.get("skipped", 0) for source in sources)
     return [
         ("Tokens", format_count(tokens), f"{format_bytes(tokens * (2 if facts['dtype'] == 'uint16' else 4))} on disk"),
         ("Documents", format_count(documents), f"of {read:,} read" if read else ""),
         ("Text", format_bytes(text_bytes) if text_bytes else UNKNOWN, "UTF-8"),
         ("Bytes per token", f"{text_bytes / tokens:.2f}" if tokens and text_bytes else UNKNOWN, ""),
-        ("Removed by cleaning", share_text(shares[0]), f"{removed.by_cleaning:,} documents" if removed else ""),
-        ("Removed as duplicates", share_text(shares[1]), f"{removed.as_duplicates:,} documents" if removed else ""),
+        ("Removed by cleaning", share_text(parts[0][1]), parts[0][0]),
+        ("Removed as duplicates", share_text(parts[1][1]), parts[1][0]),
         ("Malformed", f"{bad:,}", "documents that could not be read"),
         ("Held out", share_text(held_out / tokens if tokens else None), f"{format_count(held_out)} tokens"),
     ]
@@ -138,8 +138,7 @@ def _removed(source: Mapping[str, Any], found: Mapping[str, Any] | None) -> list
     removed = removed_of([source], found)
     if removed is None:
         return [UNKNOWN, UNKNOWN]
-    pairs = zip((removed.by_cleaning, removed.as_duplicates), removed.shares, strict=True)
-    return [f"{count:,} ({share_text(share)})" for count, share in pairs]
+    return [f"{count:,} ({share_text(share)})" for count, share in removed.parts]
 
 
 def _shares(facts: Mapping[str, Any]) -> str:

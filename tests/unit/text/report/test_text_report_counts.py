@@ -17,11 +17,11 @@ def test_cleaning_and_duplicates_are_told_apart() -> None:
     sources = [source("web", 100, 60), source("books", 50, 45)]
     duplicates = {"sources": {"web": {"removed": 30}, "books": {"removed": 0}}}
     assert removed_of(sources, duplicates) == Removed(150, 15, 30)
-    assert Removed(150, 15, 30).shares == (0.1, 0.2)
+    assert Removed(150, 15, 30).parts == [(15, 0.1), (30, 0.2)]
     assert removed_of(sources[:1], duplicates) == Removed(100, 10, 30)
     assert removed_of(sources, None) == Removed(150, 45, 0)
     assert removed_of([{"name": "imported", "documents": 3}], None) is None
-    assert Removed(0, 0, 0).shares == (None, None)
+    assert Removed(0, 0, 0).parts == [(0, None), (0, None)]
 
 
 def test_shares_are_of_what_was_there() -> None:
