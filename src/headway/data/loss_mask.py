@@ -33,7 +33,9 @@ class MaskBits:
     """
 
     def __init__(self, content: NDArray[np.uint8], shard: Mapping[str, Any]) -> None:
-        self._content, self._first, self._tokens = content, shard.get("skip_tokens", 0), shard["tokens"]
+        self._content = content
+        self._first = shard.get("skip_tokens", 0)
+        self._tokens = shard["tokens"]
 
     def __len__(self) -> int:
         return int(self._tokens)
@@ -41,7 +43,8 @@ class MaskBits:
     def __getitem__(self, part: slice) -> NDArray[np.bool_]:
         """Return the bits of some tokens; only their bytes are read."""
         start, end, _ = part.indices(self._tokens)
-        start, end = start + self._first, max(start, end) + self._first
+        end = max(start, end) + self._first
+        start = start + self._first
         bits = np.unpackbits(self._content[start // 8 : mask_bytes(end)], bitorder="little")
         return bits[start % 8 : start % 8 + end - start].astype(np.bool_)
 

@@ -51,7 +51,8 @@ class RowMap:
     """
 
     def __init__(self, before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]], cut: int) -> None:
-        self.cut, self.names = cut, tuple(after)
+        self.cut = cut
+        self.names = tuple(after)
         self._numbers = np.array([self.names.index(name) for name in before], dtype=np.intp)
         self._before = [np.array([*accumulate(parts, initial=0)], dtype=np.int64) for parts in before.values()]
         self._after = {name: [*accumulate(parts, initial=0)] for name, parts in after.items()}
@@ -190,7 +191,10 @@ class Continuation:
 
     def __init__(self, before: RowPlan, step: int, counts: Sequence[int], row_map: RowMap | None, seed: int) -> None:
         self._before = before
-        self._step, self._counts, self._map, self._seed = step, list(counts), row_map, seed
+        self._step = step
+        self._counts = list(counts)
+        self._map = row_map
+        self._seed = seed
         self.phase = 0
         if isinstance(self._before, MixedPlan):
             self.phase = self._before.mixture.segment_at(step - 1).phase.number

@@ -322,7 +322,9 @@ def concat_figures(parts: Iterable[NDArray[np.integer[Any]]], tokens: int, seque
         # A document's targets belong to the inputs [first, last); row r has the inputs [r * T, r * T + T).
         first = bounds[:-1]
         last = np.minimum(bounds[1:] - 1, rows * length)
-        first, last = first[last > first], last[last > first]
+        inside = last > first
+        first = first[inside]
+        last = last[inside]
         first_row = first // length
         last_row = (last - 1) // length
         cut = last_row > first_row

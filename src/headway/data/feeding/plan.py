@@ -148,7 +148,8 @@ class PlainPlan:
         order: RowOrder | None = None,
         start: tuple[int, int] = (0, 0),
     ) -> None:
-        self.sources, self._counts = tuple(sources), list(counts)
+        self.sources = tuple(sources)
+        self._counts = list(counts)
         self._starts = np.array([*accumulate(counts, initial=0)], dtype=np.int64)
         self.order = order or RowOrder(sum(counts), seed)
         self._batches = batches

@@ -56,7 +56,10 @@ class Prefetcher:
     ) -> None:
         self.wait_seconds = 0.0
         self._stopped = stopped
-        self._feed, self._lanes, self._last_step, self._depth = feed, list(lanes), last_step, max(1, depth)
+        self._feed = feed
+        self._lanes = list(lanes)
+        self._last_step = last_step
+        self._depth = max(1, depth)
         self._pin = torch.cuda.is_initialized() if pin_memory is None else pin_memory
         # A new thread begins on device 0; pinning from there would take memory of another worker's GPU.
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None

@@ -100,7 +100,9 @@ def preview_step(
     if not 0 <= step < steps:
         raise ConfigError(f"the run has no step {step:,}", where="train.steps", fix=f"--step 0 to --step {steps - 1}")
     length = feed.plan.sequence_length(step)
-    plan, (first, last) = _plan_at(feed.plan, step), (0, steps)
+    plan = _plan_at(feed.plan, step)
+    first = 0
+    last = steps
     if isinstance(feed.plan, SegmentedPlan):
         first, last = feed.plan.borders(step, steps)
     if isinstance(plan, MixedPlan):

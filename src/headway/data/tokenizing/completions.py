@@ -28,7 +28,9 @@ class CompletionEncoder:
     """
 
     def __init__(self, encoder: TextEncoder, begin: Sequence[int], end: int) -> None:
-        self._encoder, self._begin, self._end = encoder, list(begin), end
+        self._encoder = encoder
+        self._begin = list(begin)
+        self._end = end
 
     def encode(self, texts: Sequence[str]) -> tuple[NDArray[Any], Ints]:
         """Encode records as texts, without the tokens that begin and end a document.

@@ -124,7 +124,8 @@ class TokenizerSettings:
             if (following if has is None else has) != number:
                 other = f"has the id {has:,}" if has is not None else f"would get the id {following:,}"
                 raise self._error(f"{text!r} {other}, but the file says {number:,}", token.file, _AGREE)
-            ids[text], following = number, following + (has is None)
+            ids[text] = number
+            following += has is None
             if token.file == ADDED and text in listed:
                 continue
             is_special = self.special_by_default or (token.file == ADDED and text in named)

@@ -68,7 +68,8 @@ class Tokenizer:
         spec = specs.parse(content, where)
         try:
             spec, content = self._completed(spec, content)
-            self.content, self.fingerprint = content, sha256_bytes(content)
+            self.content = content
+            self.fingerprint = sha256_bytes(content)
             ids = specs.vocabulary(spec)
             named = self.settings.named()
             specs.check_unique_ids(ids, where)

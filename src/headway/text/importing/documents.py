@@ -136,7 +136,9 @@ class DocumentWriter:
         self.counts.begun += int(self._open[0] == self.begin)
         self.series[split].append(self._open, np.empty(0, dtype=np.int64))
         self.counts.tokens += len(self._open)
-        self._begun, self._last, self._open = split, int(self._open[-1]), None
+        self._begun = split
+        self._last = int(self._open[-1])
+        self._open = None
 
     def _continue_document(self, ids: NDArray[Any], ends: Ints) -> tuple[NDArray[Any], Ints]:
         """Write the ids that belong to the begun document, and return the rest."""

@@ -167,7 +167,8 @@ class _EndsUpTo:
     """Iterator over ends of documents that returns them as far as ids have been read."""
 
     def __init__(self, blocks: Ends) -> None:
-        self._blocks, self._left = blocks, np.empty(0, dtype=np.int64)
+        self._blocks = blocks
+        self._left = np.empty(0, dtype=np.int64)
 
     def take(self, end: int) -> Ints:
         """Return the next ends up to `end`, inclusive."""

@@ -351,7 +351,8 @@ class _Builder:
                 self._hashes.update({path: sha256_file(path) for path in file.companions})
             writer.end_document(split)
         writer.finish()
-        self._series[source.name], self._counts[source.name] = series, writer.counts
+        self._series[source.name] = series
+        self._counts[source.name] = writer.counts
 
     def manifest(self, bound: int) -> dict[str, Any]:
         """Return the store's manifest."""

@@ -52,7 +52,8 @@ class UnitCollector:
         self._kept: list[NDArray[np.bool_]] = []
         self._prints: list[DocumentPrints] = []
         self._writers: dict[str, ShardWriter] = {}
-        self.survey, self.shards = Survey(), Shards()
+        self.survey = Survey()
+        self.shards = Shards()
         if shards_key:
             self._writers = {split: ShardWriter(records.folder / split / name, shards_key) for split in SPLITS}
 

@@ -307,7 +307,8 @@ class _LineReader:
         self._first = 0
         self._before: int | None = None  # lines before the piece; counted only when a message needs it
         self._done = 0  # lines of earlier blocks
-        self._position, self._lines = 0, list[Line]()  # the present block
+        self._position = 0  # the present block
+        self._lines: list[Line] = []
 
     def batch(self, position: int, lines: list[Line]) -> Batch:
         """Return the batch of some lines, the first of which begins at byte `position`."""
