@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -30,3 +30,9 @@ def covered(intervals: Sequence[tuple[int, int]], first: int, last: int) -> int:
         total += max(0, stop - begin)
         reached = max(reached, stop)
     return total
+
+
+def add_counts(total: object, part: object, names: Iterable[str]) -> None:
+    """Add the counts of a part, attributes of these names, to those of the whole."""
+    for name in names:
+        setattr(total, name, getattr(total, name) + getattr(part, name))

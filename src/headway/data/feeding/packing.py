@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.arrays import Bools, Ints, UInt64s
+from headway.core.statistics import add_counts
 
 Packing = Literal["best_fit", "pad"]
 
@@ -108,8 +109,7 @@ class PackingFigures:
 
     def add(self, other: PackingFigures) -> None:
         """Add the figures of another part of the source, or of another source."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        add_counts(self, other, (field.name for field in fields(self)))
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as plain data for reports, with the shares."""

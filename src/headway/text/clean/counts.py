@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from headway.core.statistics import add_counts
+
 #: Examples kept of each kind: dropped, changed and found.
 EXAMPLES = 5
 #: Characters of a text shown in an example.
@@ -67,8 +69,7 @@ class StepCounts:
 
     def add(self, other: StepCounts) -> None:
         """Add the counts of later documents."""
-        for name in ("documents_in", "documents_out", "bytes_in", "bytes_out", "changed"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        add_counts(self, other, ("documents_in", "documents_out", "bytes_in", "bytes_out", "changed"))
         self.reasons.update(other.reasons)
         for example in other.examples:
             self.show(example.kind, example.reason, example.text)

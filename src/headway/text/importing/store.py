@@ -19,6 +19,7 @@ from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.files.paths import expanded
 from headway.core.format import format_bytes, format_count, format_seconds
 from headway.core.process.faults import fault_point
+from headway.core.statistics import add_counts
 from headway.data.in_use import check_not_in_use
 from headway.data.store_manifest import MANIFEST
 from headway.data.tokenizing.tokenizer import Tokenizer
@@ -318,8 +319,7 @@ class _Builder:
         """Counts over all sources."""
         total = Counts()
         for counts in self._counts.values():
-            for name in ("documents", "tokens", "begun", "ended", "empty"):
-                setattr(total, name, getattr(total, name) + getattr(counts, name))
+            add_counts(total, counts, ("documents", "tokens", "begun", "ended", "empty"))
             total.smallest = min(total.smallest, counts.smallest)
             total.largest = max(total.largest, counts.largest)
         return total

@@ -99,8 +99,8 @@ class SplitPart:
 
 
 @dataclass
-class PieceResult:
-    """A worker's result for a piece."""
+class ReadCounts:
+    """Counts of what was read."""
 
     read: int = 0
     """Documents that have text."""
@@ -108,11 +108,33 @@ class PieceResult:
     """Their UTF-8 bytes."""
     empty: int = 0
     skipped: int = 0
-    skipped_list: list[BadDocument] = field(default_factory=list)
     cut: int = 0
     """Skipped documents that stand for the rest of a file."""
     too_large: int = 0
     """Skipped documents that are larger than `data.max_document_bytes`."""
+
+
+@dataclass
+class EncodedCounts:
+    """Counts of what was encoded."""
+
+    documents: int = 0
+    """Documents that were encoded, with their characters and UTF-8 bytes."""
+    characters: int = 0
+    text_bytes: int = 0
+    unencodable: int = 0
+    """Documents that the tokenizer cannot encode; they are omitted."""
+    trained_tokens: int = 0
+    """Tokens of conversations that are trained."""
+    without_tokens: int = 0
+    """Documents for which the tokenizer gives no token; they consist of the tokens that begin and end a document."""
+
+
+@dataclass
+class PieceResult(ReadCounts, EncodedCounts):
+    """A worker's result for a piece."""
+
+    skipped_list: list[BadDocument] = field(default_factory=list)
     failed: BadDocument | None = None
     """The malformed document at which reading stopped, if malformed documents are not skipped."""
     also_failed: list[BadDocument] = field(default_factory=list)
@@ -126,19 +148,9 @@ class PieceResult:
     clean: CleanCounts | None = None
     prints: DocumentPrints | None = None
     splits: dict[str, SplitPart] = field(default_factory=dict)
-    documents: int = 0
-    """Documents that were encoded, with their characters and UTF-8 bytes."""
-    characters: int = 0
-    text_bytes: int = 0
     smallest: int = 2**64
     """Smallest and largest document hash."""
     largest: int = -1
-    unencodable: int = 0
-    """Documents that the tokenizer cannot encode; they are omitted."""
     unencodable_list: list[BadDocument] = field(default_factory=list)
-    trained_tokens: int = 0
-    """Tokens of conversations that are trained."""
-    without_tokens: int = 0
-    """Documents for which the tokenizer gives no token; they consist of the tokens that begin and end a document."""
     first_without: str | None = None
     """Place of the first document without a token."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from headway.core.files.atomic import atomic_write, write_json
 from headway.core.files.foreign import LISTING_BYTES, readable_json_object
 from headway.core.files.hashes import fingerprint
 from headway.core.files.paths import link_or_copy
+from headway.core.statistics import add_counts
 from headway.data.shards import TOKENS, files_of, shard_files
 from headway.data.store import file_problem
 from headway.text.clean import CleanCounts
-from headway.text.preparing.pieces import LISTED, PieceResult
+from headway.text.preparing.pieces import LISTED, EncodedCounts, PieceResult, ReadCounts
 
 #: Folder of the store for files that only preparation needs.
 WORK = ".work"
@@ -52,15 +53,9 @@ def recorded_encoder(store: Path) -> str | None:
 
 
 @dataclass
-class Survey:
+class Survey(ReadCounts):
     """The outcome of reading and cleaning a unit."""
 
-    read: int = 0
-    read_bytes: int = 0
-    empty: int = 0
-    skipped: int = 0
-    cut: int = 0
-    """Skipped documents that stand for the rest of a file."""
     skipped_list: list[dict[str, str]] = field(default_factory=list)
     """Some skipped documents, until the survey is saved; afterwards `Records.listed` has them."""
     clean: dict[str, Any] | None = None
@@ -71,17 +66,10 @@ class Survey:
     """The unit was read to its end, not to its source's limit."""
     most: int = MAX_DOCUMENT_BYTES
     """`data.max_document_bytes` when the unit was read; before that key existed, documents had no limit."""
-    too_large: int = 0
-    """Skipped documents that were larger."""
 
     def add(self, result: PieceResult) -> None:
         """Add the counts of one more piece."""
-        self.read += result.read
-        self.read_bytes += result.read_bytes
-        self.empty += result.empty
-        self.skipped += result.skipped
-        self.cut += result.cut
-        self.too_large += result.too_large
+        add_counts(self, result, (count.name for count in fields(ReadCounts)))
         room = LISTED - len(self.skipped_list)
         self.skipped_list += [bad.listed for bad in result.skipped_list[:room]]
         self.piece_documents.append(result.read)
@@ -100,24 +88,15 @@ def added_counts(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[
 
 
 @dataclass
-class Shards:
+class Shards(EncodedCounts):
     """The contribution of a unit to the store."""
 
-    documents: int = 0
     tokens: int = 0
-    characters: int = 0
-    text_bytes: int = 0
     smallest: int = 2**64
     """Smallest and largest document hash: they decide whether the split bound must move."""
     largest: int = -1
-    unencodable: int = 0
-    """Documents that the tokenizer cannot encode."""
     unencodable_list: list[dict[str, str]] = field(default_factory=list)
     """Some documents that the tokenizer cannot encode."""
-    trained_tokens: int = 0
-    """Tokens of conversations that are trained."""
-    without_tokens: int = 0
-    """Documents for which the tokenizer gives no token."""
     first_without: str | None = None
     """Place of the first document without a token."""
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -129,16 +108,11 @@ class Shards:
 
     def add(self, result: PieceResult) -> None:
         """Add the counts of one more piece."""
-        self.documents += result.documents
+        add_counts(self, result, (count.name for count in fields(EncodedCounts)))
         self.tokens += sum(len(part.tokens) for part in result.splits.values())
-        self.characters += result.characters
-        self.text_bytes += result.text_bytes
         self.too_large += result.too_large
-        self.unencodable += result.unencodable
         room = _LISTED - len(self.unencodable_list)
         self.unencodable_list += [bad.listed for bad in result.unencodable_list[:room]]
-        self.trained_tokens += result.trained_tokens
-        self.without_tokens += result.without_tokens
         self.first_without = self.first_without or result.first_without
         self.smallest = min(self.smallest, result.smallest)
         self.largest = max(self.largest, result.largest)
