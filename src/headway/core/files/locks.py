@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +18,27 @@ def is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def locked_folder(folder: Path, *, waits: bool = True) -> Iterator[None]:
+    """Lock a folder during a block; a file system without locks gives no protection.
+
+    Args:
+        folder: The folder.
+        waits: Wait for another process that holds the lock; otherwise the block runs without it.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    how = fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:

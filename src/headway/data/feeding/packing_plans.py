@@ -10,13 +10,12 @@ removed at any time.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from headway.core.console import notice, progress
 from headway.core.files.atomic import sync_folder, write_json
 from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
+from headway.core.files.locks import locked_folder
 from headway.core.files.paths import user_cache
 from headway.core.process.faults import fault_point
 from headway.data.feeding.packing import (
@@ -193,24 +193,12 @@ def _targets_of(store: TokenStore, split: str, source: str) -> HasTarget:
 def _make_once(folder: Path, job: _Job) -> tuple[Plan, PackingFigures] | None:
     """Make the plan in `folder`, one process at a time; return None if it cannot be read there afterwards."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.parent):
+    with locked_folder(folder.parent):  # where folders cannot be locked (NFS), every process makes its own plan
         made = _read(folder)  # another process may have made it meanwhile
         if made is None:
             _write(folder, job)
             made = _read(folder)
         return made
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder. Where folders cannot be locked (NFS), every process makes its own plan."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _write(folder: Path, job: _Job) -> None:

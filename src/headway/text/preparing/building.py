@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headway.core.errors import DataError, fix_for
 from headway.core.files.atomic import exchange, sync_folder
-from headway.core.files.locks import is_at
+from headway.core.files.locks import is_at, locked_folder
 from headway.core.process.faults import fault_point
 from headway.data.first_use import VERIFIED
 from headway.data.in_use import replacing
@@ -116,24 +116,13 @@ def publish(folder: Path, store: Path, keeps_for: Collection[int] = ()) -> None:
         fault_point("data.published")
         return
     check_not_foreign(store)
-    with _locked(store):
+    # So that no process takes the present store, under its new name, for a free build folder.
+    with locked_folder(store, waits=False):
         with replacing(store, keeps_for):
             old = _changed_places(folder, store)
         sync_folder(store.parent)
         fault_point("data.published")
         _remove_replaced(old, store)
-
-
-@contextmanager
-def _locked(store: Path) -> Iterator[None]:
-    """Lock the present store's folder, so that no process takes it, under its new name, for a free build folder."""
-    descriptor = os.open(store, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _changed_places(folder: Path, store: Path) -> Path:
