@@ -25,11 +25,12 @@ MOST_TOKENS = 2**53
 
 _WIDTHS = {"uint16": 2**16, "uint32": 2**32}
 _LONGEST_NAME = 255
+_NOT_IN_NAMES = frozenset("/\\\0")
 
 
 def _single_component(name: str) -> str:
     """Check that a name is a single path component that is not hidden."""
-    is_one_part = not name.startswith(".") and not any(sign in name for sign in "/\\\0")
+    is_one_part = not name.startswith(".") and _NOT_IN_NAMES.isdisjoint(name)
     if not name or not is_one_part or len(name.encode()) > _LONGEST_NAME:
         raise ValueError("it is not a valid name of a file or folder")
     return name
@@ -71,7 +72,7 @@ class _SourceInSplit(_Part):
             if shard.documents > shard.tokens:
                 raise ValueError(f"{shard.file} has more documents than tokens")
         for key in ("tokens", "documents"):
-            total = sum(getattr(shard, key) for shard in self.shards)
+            total = sum([getattr(shard, key) for shard in self.shards])
             if getattr(self, key) != total:
                 raise ValueError(f"{key} is {getattr(self, key):,}, but its shards have {total:,}")
         return self

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from headway.config import Config, LaneGrid, resolve
-from headway.data import store as store_module
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from support.work import count_calls, count_lines
@@ -75,7 +74,7 @@ def test_a_late_batch_looks_at_its_own_rows_and_no_others(
     large: Path, mixture: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, mapped = [], []
-    read, map_shard = TokenStore.read, store_module._map
+    read, map_file = TokenStore.read, TokenStore._map
 
     def counted_read(self: TokenStore, split: str, source: str, start: int, count: int) -> Any:
         tokens.append(count)
@@ -83,10 +82,10 @@ def test_a_late_batch_looks_at_its_own_rows_and_no_others(
 
     def counted_map(*arguments: Any) -> Any:
         mapped.append(arguments)
-        return map_shard(*arguments)
+        return map_file(*arguments)
 
     monkeypatch.setattr(TokenStore, "read", counted_read)
-    monkeypatch.setattr(store_module, "_map", counted_map)
+    monkeypatch.setattr(TokenStore, "_map", counted_map)
     feed = TokenFeed.of(config_of(large, mixture), GRID, TokenStore.open(large, check=False))
     assert not tokens and not mapped
     (batch,) = feed.batch(STEPS - 1, 0)
