@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.config.sections.data import DedupConfig
-from headway.text.dedup import DocumentPrints, find_duplicates, fingerprint_documents
+from headway.text.dedup import DocumentPrints, StoredPrints, find_duplicates, fingerprint_documents
 from headway.text.dedup.minhash import Layout
 
 #: Limits that let everything pass.
@@ -87,7 +87,7 @@ def dedup_peak(distinct: int, bound: int, folder: Path) -> int:
     files = []
     for number, part in enumerate(np.array_split(hashes, 8)):
         random_prints(part, config).save(folder / f"{number}.prints")
-        files.append(DocumentPrints.load(folder / f"{number}.prints"))
+        files.append(StoredPrints(folder / f"{number}.prints"))
     for _ in range(2):  # the first time counts what the interpreter itself takes for modules that are loaded meanwhile
         tracemalloc.start()
         found = find_duplicates(files, ["source"] * 8, config, memory_bytes=bound, scratch=folder)
