@@ -33,6 +33,10 @@ WORKER_ROOMS = ("run/session", "training", "parallel", "models", "data/feeding")
 BELOW_SESSION = ("training", "data", "models", "parallel", "checkpoint", "telemetry", "cost")
 #: Folders below `src/headway` whose subfolders are rooms; any other folder or file there is one.
 HALLS = ("run",)
+#: What may load at any start: small, and required by `pip install`. Other packages are PyTorch, or not required.
+LIGHT_PACKAGES = frozenset(
+    "click fastokens numpy orjson psutil pydantic pydantic_core rich tokenizers typer yaml".split()  # noqa: SIM905
+)
 SHORT_LINES = 6
 MANY_FIELDS = 10
 #: Nodes with which a function branches; `a and b` and `a or b` count once for each operator.
@@ -112,6 +116,7 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
     tokens, token_lines = count_tokens(modules)
     fields = [len(fields_of(node)) for module in modules.values() for node in ast.walk(module) if is_class(node)]
     rooms = room_graph(import_graph(tree / "src"))
+    inner = inner_imports(tree / "src")
     loop = next((function for function in functions if function.name == "train_loop"), None)
     return {
         "files": len(modules),
@@ -120,7 +125,8 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
         "tokens_per_code_line_without_docstrings": round(tokens / max(1, token_lines), 2),
         "tuple_assignments": sum(count_nodes(module, is_tuple_assignment) for module in modules.values()),
         "conditional_expressions": sum(count_nodes(module, is_conditional) for module in modules.values()),
-        "inner_imports_of_own_modules": sum(map(inner_imports, modules.values())),
+        "inner_imports_of_own_modules": len(inner),
+        "inner_imports_that_load_torch_or_an_optional_package": sum(inner),
         "most_fields_of_a_class": max(fields, default=0),
         f"classes_of_more_than_{MANY_FIELDS}_fields": sum(count > MANY_FIELDS for count in fields),
         "functions": len(functions),
@@ -201,15 +207,73 @@ def is_class(node: ast.AST) -> bool:
     return isinstance(node, ast.ClassDef)
 
 
-def inner_imports(module: ast.Module) -> int:
-    """Count the imports of own modules inside functions."""
-    found = {node for function in functions_of(module) for node in ast.walk(function)}
-    names = [
-        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-        for node in found
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    return sum((name or "").partition(".")[0] == "headway" for name in names)
+def inner_imports(folder: Path) -> list[bool]:
+    """Return for each import of an own module inside a function whether it loads what its file does not load itself:
+    PyTorch, or a package that is not required."""
+    files = {module_name(path.relative_to(folder)): path for path in sorted(folder.rglob("*.py"))}
+    modules = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    packages, graph = loaded_at_once(modules)
+    found = []
+    for name, module in modules.items():
+        inside = {node for function in functions_of(module) for node in ast.walk(function)}
+        for node in inside:
+            known = own_modules(node, modules)
+            if known:
+                loaded = set().union(*(packages[other] for other in reached(graph, known)))
+                found.append(bool(loaded - set().union(*(packages[other] for other in reached(graph, [name])))))
+    return found
+
+
+def loaded_at_once(modules: Mapping[str, ast.Module]) -> tuple[Graph, Graph]:
+    """Return which heavy packages, and which other modules, each module loads as soon as it is imported itself."""
+    packages: Graph = {}
+    graph: Graph = {}
+    for name, module in modules.items():
+        at_once = list(top_level(module))
+        foreign = {imported.partition(".")[0] for node in at_once for imported in names_of(node)}
+        packages[name] = foreign - LIGHT_PACKAGES - {*sys.stdlib_module_names, "headway"}
+        graph[name] = {other for node in at_once for other in own_modules(node, modules)} - {name}
+    return packages, graph
+
+
+def top_level(module: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes of a module that run when it is imported: none of a function, none that are for types alone."""
+    pending: list[ast.AST] = [module]
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+        elif not isinstance(node, Function | ast.Lambda):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def names_of(node: ast.AST) -> list[str]:
+    """Return the dotted names that a statement imports; none of another statement."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+
+
+def own_modules(node: ast.AST, modules: Mapping[str, ast.Module]) -> set[str]:
+    """Return the modules of a package that a statement imports, and the packages around them, which load first."""
+    found: set[str] = set()
+    for name in names_of(node):
+        words = name.split(".")
+        found |= {part for part in (".".join(words[:end]) for end in range(1, len(words) + 1)) if part in modules}
+    return found
+
+
+def reached(graph: Graph, names: Iterable[str]) -> set[str]:
+    """Return the modules that some modules lead to, themselves too."""
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending.extend(graph[name])
+    return found
 
 
 def fields_of(definition: ast.AST) -> set[str]:
