@@ -60,7 +60,7 @@ def nanogpt(tokens: Path) -> Callable[[], Any]:
 
 def headway(config: Config) -> Callable[[], Any]:
     """Opens the store and gives one step after the other."""
-    feed = TokenFeed.of(config, GRID, TokenStore.open(config.data.store))
+    feed = TokenFeed.of(config.row_settings, GRID, TokenStore.open(config.data.store))
     step = iter(range(config.train.steps or 0))
     return lambda: feed.batch(next(step), 0)
 
@@ -120,7 +120,7 @@ def simulate(real: TokenStore, folder: Path, rounds: int) -> dict[str, float]:
     }
 
     def batch(config: Config, step: int) -> Callable[[], Any]:
-        return lambda: TokenFeed.of(config, GRID, TokenStore.open(path)).batch(step, 0)
+        return lambda: TokenFeed.of(config.row_settings, GRID, TokenStore.open(path)).batch(step, 0)
 
     def best(work: Callable[[], Any]) -> float:
         return min(timed(work, clock=time.process_time) for _ in range(rounds))

@@ -111,7 +111,7 @@ class Workload:
         config = load_config(self.config, [])
         store = open_store(config.data)
         grid = resolve_grid(config, 1)
-        feed = TokenFeed.of(config, grid, store)
+        feed = TokenFeed.of(config.row_settings, grid, store)
         steps = []
         for step in range(self.steps):
             batches = [batch for lane in range(grid.lanes) for batch in feed.batch(step, lane)]

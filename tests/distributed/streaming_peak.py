@@ -32,7 +32,8 @@ def config(source: str, implementation: str, weights: str, runs: str) -> Config:
 
 
 def assembled(asked: Config, vocab_size: int, device: str = "cpu") -> Any:
-    task = decoder_task(asked, cast(Feed, None), vocab_size, attention_length=16)
+    sections = (asked.model, asked.train, asked.parallel)
+    task = decoder_task(*sections, cast(Feed, None), vocab_size, seed=asked.seed, attention_length=16)
     return assemble(asked, task, World(0, 1, 0, torch.device(device)), LaneGrid(1, 1, 1), 1)
 
 

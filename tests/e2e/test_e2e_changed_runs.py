@@ -41,7 +41,9 @@ def run_of(folder: Path) -> Path:
 def texts_used(run: Path) -> list[Counter[bytes]]:
     """The tokens of every row that each commit in the ledger stands for, read from the store."""
     config = load_resolved(run / "config.yaml")
-    feed = TokenFeed.of(config, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments))
+    feed = TokenFeed.of(
+        config.row_settings, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments)
+    )
     used = []
     for commit in Ledger(run / "ledger.jsonl").commits():
         rows: Counter[bytes] = Counter()

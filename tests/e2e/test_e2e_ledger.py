@@ -190,7 +190,7 @@ def test_a_run_of_a_model_or_a_teacher_is_proven(kind: str, corpus: Path, tmp_pa
     assert task.keys() == {"data", "tokenizer", "teacher" if kind == "teacher" else "pretrained"}
     settled = load_resolved(run / "config.yaml")
     feed = TokenFeed.of(
-        settled, LaneGrid(1, 1, 1), open_run_store(settled.data, settled.run_directory, settled.segments)
+        settled.row_settings, LaneGrid(1, 1, 1), open_run_store(settled.data, settled.run_directory, settled.segments)
     )
 
     def fingerprint_all(lines: list[dict[str, Any]], **others: str) -> None:

@@ -31,5 +31,5 @@ def plain_feed(
 
 def preview(config: Config, grid: LaneGrid, store: TokenStore, step: int, rows: int | None = None) -> StepView:
     """A step of the run of a config."""
-    feed = TokenFeed.of(config, grid, store)
+    feed = TokenFeed.of(config.row_settings, grid, store)
     return preview_step(feed, store, config.data.packing, config.train.steps or 0, step=step, rows=rows)

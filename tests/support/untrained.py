@@ -50,7 +50,7 @@ Rows = list[tuple[int, ...]]
 def feed_of(config: Config) -> TokenFeed:
     """The feed of a run, in one lane."""
     store = open_run_store(config.data, config.run_directory, config.segments)
-    return TokenFeed.of(config, LaneGrid(1, 1, 1), store)
+    return TokenFeed.of(config.row_settings, LaneGrid(1, 1, 1), store)
 
 
 class Corpus:
@@ -233,7 +233,7 @@ class Untrained:
         start = self._newest_good(10**9)
         skipped_ranges, _ = decided_for(config.segments, ledger, start)
         feed = TokenFeed.of(
-            config, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments)
+            config.row_settings, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments)
         )
         cursor = SimpleNamespace(step=start.step if start else 0)
         state = SimpleNamespace(cursor=cursor, skipped_ranges=skipped_ranges)
@@ -357,7 +357,7 @@ class Untrained:
         """Text of a source that joined together is used as often, to within one; what was left out counts."""
         config = load_resolved(self.run.config_path)
         feed = TokenFeed.of(
-            config, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments)
+            config.row_settings, LaneGrid(1, 1, 1), open_run_store(config.data, config.run_directory, config.segments)
         )
         uses = Counter(token for step in self.used for row in rows_of(feed, step) for token in row)
         for parts in self.corpus.joined.values():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -166,6 +167,19 @@ class TelemetryConfig(Section):
     text that looks like a credential. `none`: nowhere."""
 
 
+@dataclass(frozen=True)
+class RowSettings:
+    """What of a config determines the rows of its steps."""
+
+    seed: int
+    data: DataConfig
+    train: TrainConfig
+    segments: Sequence[Segment]
+    """The parts of a run that was changed; empty for one that was not."""
+    sections: Sequence[tuple[DataConfig, TrainConfig]]
+    """What determines rows in each segment."""
+
+
 class Config(Section):
     """One training run."""
 
@@ -288,6 +302,11 @@ class Config(Section):
         """What determines rows in each segment."""
         configs = map(self.of_segment, range(len(self.segments)))
         return [(one.data, one.train) for one in configs]
+
+    @property
+    def row_settings(self) -> RowSettings:
+        """What determines the rows of its steps."""
+        return RowSettings(self.seed, self.data, self.train, self.segments, self.segment_sections)
 
     def of_segment(self, number: int) -> Config:
         """Return this config with the settings of one of its segments for everything that determines rows."""

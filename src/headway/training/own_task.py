@@ -217,7 +217,7 @@ def own_run_task(
     }
 
     def cut(grid: LaneGrid) -> tuple[Any, Any]:
-        plan = dataset_plan(config, len(own.dataset))
+        plan = dataset_plan(config.row_settings, len(own.dataset))
         feed = DatasetFeed(reader, plan, lanes=grid.lanes, micro_batch=grid.micro_batch, **feeds)
         if own.validation is None:
             return feed, None

@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headway.config import Config, Interval, ScheduleConfig, TrainConfig
+    from headway.config import Interval, ScheduleConfig, TrainConfig
 
 
-def learning_rate(config: Config, step: int) -> float:
+def learning_rate(schedule: ScheduleConfig, peak: float, train: TrainConfig, step: int) -> float:
     """Return the learning rate of the update that follows `step` finished ones (the first update has step 0).
 
     Warm-up is linear from peak / warmup to the peak. `cosine` then follows half a cosine (Loshchilov & Hutter 2017,
@@ -24,10 +24,10 @@ def learning_rate(config: Config, step: int) -> float:
     With `unit: tokens` all of these count tokens instead of steps. `batch_scaling: sqrt` multiplies the rate by
     sqrt(rows of the step / `train.global_batch`).
     """
-    rate = _unscaled(config.schedule, config.optimizer.learning_rate, config.train, step)
-    if config.schedule.batch_scaling == "none":
+    rate = _unscaled(schedule, peak, train, step)
+    if schedule.batch_scaling == "none":
         return rate
-    return rate * math.sqrt(config.train.batches.rows(step) / config.train.global_batch_rows)
+    return rate * math.sqrt(train.batches.rows(step) / train.global_batch_rows)
 
 
 def _unscaled(schedule: ScheduleConfig, peak: float, train: TrainConfig, step: int) -> float:

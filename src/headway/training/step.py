@@ -110,7 +110,7 @@ class TrainStep:
         state = self.assembled.state
         world = self.assembled.world
         cursor = state.cursor
-        rate = learning_rate(config, cursor.step)
+        rate = learning_rate(config.schedule, config.optimizer.learning_rate, config.train, cursor.step)
         if is_left_out(state.skipped_ranges, cursor.step):
             return self._leave_out(flags, rate)
 

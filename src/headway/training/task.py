@@ -16,6 +16,11 @@ from headway.core.console import notice
 from headway.core.functions import identify_function, load_attribute
 from headway.core.model_protocol import Pipelineable
 from headway.core.types import IGNORE_TARGET, Feed, MicroBatch
+from headway.data.feeding.evaluation_feed import evaluation_feed
+from headway.data.feeding.packing import total_figures
+from headway.data.feeding.rows import packing_notice
+from headway.data.feeding.token_feed import TokenFeed
+from headway.data.pinned import open_run_store
 from headway.models.build import build_model, build_without_memory, complete
 from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.models.hub.folder import pretrained_fingerprints
@@ -28,7 +33,7 @@ from headway.training.custom_loss import logits_loss
 from headway.training.figures import Figures
 
 if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid, MeshShape, ModelConfig, TrainConfig
+    from headway.config import Config, LaneGrid, MeshShape, ModelConfig, ParallelConfig, TrainConfig
     from headway.data.store import TokenStore
 
 
@@ -181,12 +186,6 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
 
     The model is on the CPU, or on the meta device where its weights will be cut (`Task.first_value`).
     """
-    from headway.data.feeding.evaluation_feed import evaluation_feed
-    from headway.data.feeding.packing import total_figures
-    from headway.data.feeding.rows import packing_notice
-    from headway.data.feeding.token_feed import TokenFeed
-    from headway.data.pinned import open_run_store
-
     assert config.train.steps is not None, "the config is resolved"
     # Give up before the supervisor would take a worker that waits for data for one that hangs.
     patience = 0.8 * config.supervise.data_seconds
@@ -204,7 +203,7 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
                 micro_batch=grid.micro_batch,
                 parts=row_parts(config),
             )
-        return TokenFeed.of(config, grid, store), evaluation
+        return TokenFeed.of(config.row_settings, grid, store), evaluation
 
     feed, evaluation = cut(grid)
     feed.warn_of_short_sources()
@@ -219,7 +218,17 @@ def language_model_task(config: Config, grid: LaneGrid, mesh: MeshShape | None =
             attended = {length: round(total_figures(of.values()).attention_length) for length, of in figures.items()}
     for text in filter(None, map(feed.untrained_notice, attended)):
         notice(text)
-    task = decoder_task(config, feed, store.vocab_size, attention_length=attended[lengths[0]], mesh=mesh, rank=rank)
+    task = decoder_task(
+        config.model,
+        config.train,
+        config.parallel,
+        feed,
+        store.vocab_size,
+        seed=config.seed,
+        attention_length=attended[lengths[0]],
+        mesh=mesh,
+        rank=rank,
+    )
     shape = cast("ModelConfig", task.model.config)
     flops = {length: flops_per_token(shape, over) for length, over in attended.items()}
     task.flops_at = lambda step: flops[plan.sequence_length(step)]
@@ -271,10 +280,13 @@ def own_code(callbacks: Sequence[str], optimizer: str, strategy: str) -> dict[st
 
 
 def decoder_task(
-    config: Config,
+    model: ModelConfig,
+    train: TrainConfig,
+    parallel: ParallelConfig,
     feed: Feed,
     vocab_size: int,
     *,
+    seed: int,
     attention_length: int,
     mesh: MeshShape | None = None,
     rank: int = 0,
@@ -285,38 +297,38 @@ def decoder_task(
         vocab_size: Number of token ids that the feed may hold.
         attention_length: Positions that attention covers, for the count of FLOPs.
     """
-    settings = complete(config.model, vocab_size)
-    cut = mesh is not None and find_strategy(effective_strategy(config.parallel.strategy, mesh)).cuts_parameters
+    settings = complete(model, vocab_size)
+    cut = mesh is not None and find_strategy(effective_strategy(parallel.strategy, mesh)).cuts_parameters
     # Tensor by tensor too where masters and weights are apart: neither side has room for a model that is neither.
-    without_memory = cut or config.train.weights != "fp32"
+    without_memory = cut or train.weights != "fp32"
     if settings.implementation == "transformers":
         return _transformers_task(
             settings,
-            config.train,
+            train,
             feed,
-            seed=config.seed,
+            seed=seed,
             vocab_size=vocab_size,
             attention_length=attention_length,
             without_memory=without_memory,
         )
     stages = mine = None
     if mesh is not None and mesh.pp > 1:
-        costs = part_costs(settings, config.train.sequence_length)
-        stages = plan_stages(config.parallel, config.train, costs.layers, costs.embedding, costs.head)
+        costs = part_costs(settings, train.sequence_length)
+        stages = plan_stages(parallel, train, costs.layers, costs.embedding, costs.head)
         mine = [stages[n] for n in stages_of_worker(mesh.coordinates(rank)["pp"], mesh.pp, len(stages))]
     first_value = None
     if without_memory:
-        model, first_value = build_without_memory(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)
+        built, first_value = build_without_memory(model, vocab_size=vocab_size, seed=seed, stages=mine)
     else:
-        model = build_model(config.model, vocab_size=vocab_size, seed=config.seed, stages=mine)
-    model.set_activation_checkpointing(config.train.activation_checkpointing)
+        built = build_model(model, vocab_size=vocab_size, seed=seed, stages=mine)
+    built.set_activation_checkpointing(train.activation_checkpointing)
     return Task(
-        model=model,
+        model=built,
         feed=feed,
         objective=LANGUAGE_MODELLING,
-        flops_per_item=flops_per_token(model.config, attention_length),
+        flops_per_item=flops_per_token(built.config, attention_length),
         vocab_size=vocab_size,
-        parameters=count_parameters(model.config).total,
+        parameters=count_parameters(built.config).total,
         stages=stages,
         first_value=first_value,
     )

@@ -60,7 +60,7 @@ def test_all_agrees_with_a_loop_over_steps(parts: list[tuple[int, int, int]], to
     peak = found.optimizer.learning_rate
     for step in range(0, min(end, 139), 7):
         wanted = peak * (1 - min(1.0, before[step + 1] / max(loop[0], total)))
-        assert abs(learning_rate(scheduled, step) - wanted) < 1e-12 + 1e-6 * peak
+        assert abs(learning_rate(schedule, peak, scheduled.train, step) - wanted) < 1e-12 + 1e-6 * peak
 
 
 def test_an_end_in_tokens_counts_what_was_done_with_another_batch() -> None:

@@ -76,7 +76,7 @@ def _config(folder: Path, run: str, model: dict[str, Any], **sections: Any) -> C
 def _first_rows(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     config, store = completed(resolve(config))
     grid = resolve_lanes(config, 1)
-    batches = [b for lane in range(grid.lanes) for b in TokenFeed.of(config, grid, store).batch(0, lane)]
+    batches = [b for lane in range(grid.lanes) for b in TokenFeed.of(config.row_settings, grid, store).batch(0, lane)]
     return torch.cat([b["ids"] for b in batches]), torch.cat([b["targets"] for b in batches])
 
 
@@ -473,7 +473,7 @@ def _plain_losses(source: Path, config: Config, steps: int) -> list[float]:
     """The losses of a loop of transformers and PyTorch on the rows of a config."""
     config, store = completed(resolve(config))
     grid = resolve_lanes(config, 1)
-    feed = TokenFeed.of(config, grid, store)
+    feed = TokenFeed.of(config.row_settings, grid, store)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
     update = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
@@ -714,7 +714,7 @@ def test_losses_of_conversations_are_those_of_a_loop_with_labels(implementation:
         labels_of[tuple(out["input_ids"])] = [token if trained else -100 for token, trained in pairs]
     config, store = completed(resolve(config))
     grid = resolve_lanes(config, 1)
-    feed = TokenFeed.of(config, grid, store)
+    feed = TokenFeed.of(config.row_settings, grid, store)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
     update = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
     theirs = []

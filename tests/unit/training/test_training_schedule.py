@@ -3,7 +3,11 @@ from itertools import pairwise
 import pytest
 
 from headway.config import Config, resolve
-from headway.training.schedule import learning_rate
+from headway.training.schedule import learning_rate as rate_of
+
+
+def learning_rate(config: Config, step: int) -> float:
+    return rate_of(config.schedule, config.optimizer.learning_rate, config.train, step)
 
 
 def config(**schedule: object) -> Config:

@@ -23,7 +23,7 @@ from headway.data.feeding.planned_feed import PlannedFeed
 from headway.data.feeding.segmented import SegmentedPlan
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config.schema import RowSettings
 
 #: Name of the only source of a run on a map-style dataset.
 DATASET = "dataset"
@@ -31,17 +31,17 @@ DATASET = "dataset"
 _EVALUATION = -1
 
 
-def dataset_plan(config: Config, rows: int) -> RowPlan:
-    """Make the plan of a resolved config for a map-style dataset with so many rows.
+def dataset_plan(settings: RowSettings, rows: int) -> RowPlan:
+    """Make the plan of a resolved config's settings for a map-style dataset with so many rows.
 
     Raises:
         DataError: The dataset is empty.
     """
     if not rows:
         raise DataError("the dataset has no rows", where=DATASET, fix="give it at least one")
-    if config.segments:
-        return SegmentedPlan(config.segments, config.segment_sections)
-    return PlainPlan([DATASET], [rows], config.seed, config.train.batches)
+    if settings.segments:
+        return SegmentedPlan(settings.segments, settings.sections)
+    return PlainPlan([DATASET], [rows], settings.seed, settings.train.batches)
 
 
 class Reader:

@@ -21,7 +21,8 @@ from headway.data.feeding.mixture import Beginning, is_mixed, length_at, plan_mi
 from headway.data.feeding.plan import EpochUse, MixedPlan, Picks, PlainPlan, RowPlan
 
 if TYPE_CHECKING:
-    from headway.config import Config, DataConfig, TrainConfig
+    from headway.config import DataConfig, TrainConfig
+    from headway.config.schema import RowSettings
     from headway.config.sections.segments import Segment
     from headway.data.feeding.split import SplitRows
 
@@ -188,19 +189,21 @@ class SegmentedPlan:
         return result
 
 
-def plan_of(config: Config, rows: SplitRows) -> RowPlan:
-    """Make the plan of a resolved config for the rows of a store.
+def plan_of(settings: RowSettings, rows: SplitRows) -> RowPlan:
+    """Make the plan of a resolved config's settings for the rows of a store.
 
     Raises:
         ConfigError: Sources run out before the last step, or the config and the store have different sources.
         DataError: A source that has a weight has no row.
     """
-    if config.segments:
-        return SegmentedPlan(config.segments, config.segment_sections)
-    if not is_mixed(config.data):
-        length = config.train.sequence_length
-        return PlainPlan(rows.sources, rows.counts(length), config.seed, config.train.batches, length)
-    return MixedPlan(plan_mixture(config.data, config.train, rows.sources, rows.counts, where=rows.where), config.seed)
+    if settings.segments:
+        return SegmentedPlan(settings.segments, settings.sections)
+    train = settings.train
+    if not is_mixed(settings.data):
+        length = train.sequence_length
+        return PlainPlan(rows.sources, rows.counts(length), settings.seed, train.batches, length)
+    mixture = plan_mixture(settings.data, train, rows.sources, rows.counts, where=rows.where)
+    return MixedPlan(mixture, settings.seed)
 
 
 def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:

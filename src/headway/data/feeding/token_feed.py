@@ -18,7 +18,8 @@ from headway.data.feeding.training_rows import earlier_rows, training_rows
 from headway.data.store import TokenStore
 
 if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid
+    from headway.config import LaneGrid
+    from headway.config.schema import RowSettings
 
 
 class TokenFeed(PlannedFeed):
@@ -47,17 +48,17 @@ class TokenFeed(PlannedFeed):
         self._opened: dict[int, SplitRows] = {}
 
     @classmethod
-    def of(cls, config: Config, grid: LaneGrid, store: TokenStore) -> Self:
-        """Open the feed of a resolved config, with its mixture, packing and masks.
+    def of(cls, settings: RowSettings, grid: LaneGrid, store: TokenStore) -> Self:
+        """Open the feed of a resolved config's settings, with its mixture, packing and masks.
 
         Raises:
             ConfigError: Sources run out before the last step, or the config and the store have different sources.
             DataError: No source has enough tokens for one row, or a source with a weight has too few.
         """
-        length = config.train.sequence_length
-        rows = training_rows(config.data, length, store, config.segments)
-        earlier = partial(earlier_rows, config.segments, store)
-        return cls(rows, plan_of(config, rows), grid, sequence_length=length, earlier_rows=earlier)
+        length = settings.train.sequence_length
+        rows = training_rows(settings.data, length, store, settings.segments)
+        earlier = partial(earlier_rows, settings.segments, store)
+        return cls(rows, plan_of(settings, rows), grid, sequence_length=length, earlier_rows=earlier)
 
     @property
     def too_short(self) -> tuple[str, ...]:

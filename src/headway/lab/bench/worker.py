@@ -186,7 +186,15 @@ def _task(spec: Spec, world: World) -> Task:
         return task
     feed = SyntheticFeed(config.seed, spec.vocab_size, config.train.sequence_length, grid)
     return decoder_task(
-        config, feed, spec.vocab_size, attention_length=config.train.sequence_length, mesh=world.mesh, rank=world.rank
+        config.model,
+        config.train,
+        config.parallel,
+        feed,
+        spec.vocab_size,
+        seed=config.seed,
+        attention_length=config.train.sequence_length,
+        mesh=world.mesh,
+        rank=world.rank,
     )
 
 

@@ -50,7 +50,7 @@ class _HostEngine:
         self._transfers = Transfers(world.device)
         self._owns = cast("Strategy", self).owns_for_update
         mine = sum(local_part(p).numel() for p in module.parameters() if p.requires_grad and self._owns(p))
-        self._memory = open_host_memory(config, world, mine)
+        self._memory = open_host_memory(config.run_directory, types, world, mine)
         self._parts: dict[torch.Tensor, HostPart] = {}
         self._values: dict[torch.Tensor, torch.Tensor] = {}
         self._before_change: Callable[[], None] = lambda: None

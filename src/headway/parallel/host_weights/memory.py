@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headway.config.derived.host_weights import host_types
 from headway.config.strategies import distinct_strategies
 from headway.core.console import notice
 from headway.core.coordination.launched import workers_of_this_machine
@@ -23,7 +22,7 @@ from headway.core.machine.memory import host_memory
 from headway.core.machine.system import Machine
 
 if TYPE_CHECKING:
-    from headway.config import Config
+    from headway.config.derived.host_weights import HostTypes
     from headway.parallel.world import World
 
 #: Share of the available memory that may be taken. What is left is little: all of a machine is meant for this, and each
@@ -85,20 +84,21 @@ def needs_file(need: HostNeed, room: HostRoom, where: str) -> bool:
     )
 
 
-def open_host_memory(config: Config, world: World, elements: int) -> HostMemory:
+def open_host_memory(run: Path, types: HostTypes, world: World, elements: int) -> HostMemory:
     """Choose where masters and moments of this worker lie. All workers must call it.
 
     Args:
+        run: The run directory, where files lie if it exists.
+        types: Types of masters and moments.
         elements: Weights that this worker updates.
 
     Raises:
         ConfigError: there is no room for them.
     """
-    folder = config.run_directory if config.run_directory.is_dir() else Path(tempfile.gettempdir())
+    folder = run if run.is_dir() else Path(tempfile.gettempdir())
     room = found_room(Machine(), folder)
     world.barrier()  # before another worker of this machine takes its share
     here = workers_of_this_machine(world.size)
-    types = host_types(config)
     need = HostNeed(elements * types.kept_bytes * here, elements * types.summed_bytes * here)
     if not needs_file(need, room, str(folder)):
         return HostMemory()

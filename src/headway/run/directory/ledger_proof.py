@@ -323,13 +323,13 @@ def _plan(
         rows = next((commit.epoch_rows for commit in commits if commit.epoch_rows), None)
         if rows is None:
             raise CheckpointError("the ledger does not say how many rows the dataset has")
-        plan = dataset_plan(config, rows)
+        plan = dataset_plan(config.row_settings, rows)
         return plan, lambda step: {plan_fingerprint(plan.describe(step), step, {"data": recorded}, config.segments)}
     place = {"store": _store_path(config.data, record, store), "remote": None if store else config.data.remote}
     opened = open_store(config.data.model_copy(update=place), check=False)
     opened = pinned(opened, record.path, config.segments[-1].data if config.segments else recorded, check=False)
     split = training_rows(config.data, config.train.sequence_length, opened, config.segments)
-    plan = plan_of(config, split)
+    plan = plan_of(config.row_settings, split)
     found = {"data": opened.fingerprint, "tokenizer": opened.tokenizer_fingerprint}
     tasks = [{**task, **found} for task in _recorded_tasks(record)]
 

@@ -437,7 +437,11 @@ def report_changes(run: RunDirectory, config: Config, options: RunOptions) -> No
     old = load_resolved(run.config_path)
     done = newest[0] if newest else 0
     if 0 < done < (config.train.steps or 0):
-        before = learning_rate(old, done - 1)
-        after = learning_rate(config, done)
-        if not math.isclose(learning_rate(old, done), after, rel_tol=1e-6):
+        before = _learning_rate(old, done - 1)
+        after = _learning_rate(config, done)
+        if not math.isclose(_learning_rate(old, done), after, rel_tol=1e-6):
             warning(f"the learning rate was {before:.3g} in step {done:,} and is {after:.3g} in step {done + 1:,}")
+
+
+def _learning_rate(config: Config, step: int) -> float:
+    return learning_rate(config.schedule, config.optimizer.learning_rate, config.train, step)

@@ -66,7 +66,7 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     ineffective = ineffective_settings(config, "validation" in store.splits)
     for line in (*shortfalls(config.train, device), *crossing_groups(config, workers), *ineffective):
         warning(line)
-    feed = TokenFeed.of(config, grid, store)
+    feed = TokenFeed.of(config.row_settings, grid, store)
     tokens = train.batches.tokens_before(steps)
     now = train.batches.begins
     # a stage may begin with shorter rows

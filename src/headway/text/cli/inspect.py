@@ -134,7 +134,7 @@ def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) 
     if mixed and steps is None:
         return {}
     rows = training_rows(settings.data, settings.train.sequence_length, store, settings.segments)
-    plan = plan_of(settings, rows)
+    plan = plan_of(settings.row_settings, rows)
     # Without a mixture every row is used equally often, and counting them one by one would take long.
     counts = plan.counts(0, steps) if mixed and steps is not None else plan.epoch_rows(0)
     shares = {name: count / max(1, sum(counts)) for name, count in zip(plan.sources, counts, strict=True)}

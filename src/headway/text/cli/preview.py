@@ -48,7 +48,7 @@ def preview(
     settings = in_steps(load_text(config, overrides))
     grid = resolve_grid(settings, settings.parallel.workers)
     store = open_store(settings.data)
-    feed = TokenFeed.of(settings, grid, store)
+    feed = TokenFeed.of(settings.row_settings, grid, store)
     steps = settings.train.steps or 0
     view = preview_step(feed, store, settings.data.packing, steps, step=step, rows=rows or None)
     with exact_results():

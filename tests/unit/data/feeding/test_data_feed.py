@@ -189,7 +189,7 @@ def test_any_dataset_can_be_fed() -> None:
     lists = DatasetFeed(Reader(Squares(10), collate=lambda rows: [y for _, y in rows]), plan_of_rows(10), **DATASET)
     assert lists.batch(0, 0) == [[i * i for i in seen[:3]], [i * i for i in seen[3:6]]]
     with pytest.raises(DataError, match="no rows"):
-        dataset_plan(Config(), 0)
+        dataset_plan(Config().row_settings, 0)
 
 
 def test_a_dataset_is_fed_in_batches_that_grow() -> None:

@@ -55,11 +55,13 @@ def config_of(store: Path, mixture: dict[str, Any]) -> Config:
 @pytest.mark.parametrize("mixture", [{}, MIXTURE])
 def test_first_and_late_batches_come_at_once(large: Path, mixture: dict[str, Any]) -> None:
     config = config_of(large, mixture)
-    feed = TokenFeed.of(config, GRID, TokenStore.open(large))
+    feed = TokenFeed.of(config.row_settings, GRID, TokenStore.open(large))
     assert feed.rows == pytest.approx(SHARDS * EACH / 1024, rel=1e-6)
     work = []
     for step in (0, STEPS - 1):
-        work.append(count_calls(lambda s=step: TokenFeed.of(config, GRID, TokenStore.open(large)).batch(s, 0)))
+        work.append(
+            count_calls(lambda s=step: TokenFeed.of(config.row_settings, GRID, TokenStore.open(large)).batch(s, 0))
+        )
         assert sum(batch["ids"].numel() for batch in feed.batch(step, 0)) == 8 * 1024
     assert max(work) < 20 * SHARDS, "a look at each of the files, and at none of the 1e9 rows but those of the step"
     assert work[1] < 1.5 * work[0], "what comes before a step costs nothing"
@@ -86,7 +88,7 @@ def test_a_late_batch_looks_at_its_own_rows_and_no_others(
 
     monkeypatch.setattr(TokenStore, "read", counted_read)
     monkeypatch.setattr(TokenStore, "_map", counted_map)
-    feed = TokenFeed.of(config_of(large, mixture), GRID, TokenStore.open(large, check=False))
+    feed = TokenFeed.of(config_of(large, mixture).row_settings, GRID, TokenStore.open(large, check=False))
     assert not tokens and not mapped
     (batch,) = feed.batch(STEPS - 1, 0)
     rows, length = batch["ids"].shape
@@ -98,7 +100,7 @@ def test_feeding_takes_no_memory_that_grows_with_the_store(large: Path, mixture:
     store, config = TokenStore.open(large, check=False), config_of(large, mixture)
     tracemalloc.start()
     try:
-        feed = TokenFeed.of(config, GRID, store)
+        feed = TokenFeed.of(config.row_settings, GRID, store)
         for step in range(0, STEPS, STEPS // 50):
             feed.batch(step, 0)
         _, peak = tracemalloc.get_traced_memory()

@@ -62,7 +62,7 @@ def rows_of(store: TokenStore, length: int) -> dict[tuple[int, ...], tuple[str, 
 
 
 def test_without_a_mixture_the_order_is_what_it_always_was(store: TokenStore) -> None:
-    feed = TokenFeed.of(config_of(store, [], None), GRID, store)
+    feed = TokenFeed.of(config_of(store, [], None).row_settings, GRID, store)
     rows = rows_of(store, 16)
     numbered = [*rows]  # over the sources in order
     from headway.core.random import derive_seed
@@ -76,7 +76,7 @@ def test_without_a_mixture_the_order_is_what_it_always_was(store: TokenStore) ->
 
 
 def test_rows_come_in_the_asked_shares_and_lengths(store: TokenStore) -> None:
-    feed = TokenFeed.of(config_of(store), GRID, store)
+    feed = TokenFeed.of(config_of(store).row_settings, GRID, store)
     long, short = rows_of(store, 16), rows_of(store, 8)
     for step in (0, 9):
         assert Counter(long[row][0] for row in flat(feed, step)) == {"first": 18, "second": 6}
@@ -91,7 +91,7 @@ def test_padding_of_best_fit_is_warned_of_by_the_first_worker(
     store: TokenStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packing: str, warned: bool
 ) -> None:
     monkeypatch.setattr(rows_module, "_MUCH_PADDING", 0.0)  # there is some in the last row, whatever the documents
-    feed = TokenFeed.of(config_of(store, packing=packing), GRID, store)
+    feed = TokenFeed.of(config_of(store, packing=packing).row_settings, GRID, store)
     capsys.readouterr()
     figures = feed.packing_figures(16)
     assert figures["first"].padding_tokens or packing == "concat"
@@ -103,7 +103,7 @@ def test_padding_of_best_fit_is_warned_of_by_the_first_worker(
 
 
 def test_ledger_counts_and_metrics_are_what_was_fed(store: TokenStore) -> None:
-    feed = TokenFeed.of(config_of(store), GRID, store)
+    feed = TokenFeed.of(config_of(store).row_settings, GRID, store)
     rows = {16: rows_of(store, 16), 8: rows_of(store, 8)}
     seen = [Counter(rows[len(row) - 1][row][0] for row in flat(feed, step)) for step in range(40)]
     for first, last in ((0, 40), (3, 21), (12, 13), (20, 40)):
@@ -118,22 +118,22 @@ def test_ledger_counts_and_metrics_are_what_was_fed(store: TokenStore) -> None:
 
 @pytest.mark.parametrize("grid", [(1, 8, 3), (8, 1, 3), (2, 2, 6), (4, 6, 1), (1, 1, 24), (24, 1, 1)])
 def test_the_rows_of_a_step_do_not_depend_on_the_grid(store: TokenStore, grid: tuple[int, int, int]) -> None:
-    other = TokenFeed.of(config_of(store), LaneGrid(*grid), store)
-    feed = TokenFeed.of(config_of(store), GRID, store)
+    other = TokenFeed.of(config_of(store).row_settings, LaneGrid(*grid), store)
+    feed = TokenFeed.of(config_of(store).row_settings, GRID, store)
     for step in (0, 13, 20, 39):
         assert flat(other, step, grid[0]) == flat(feed, step)
 
 
 def test_a_batch_depends_on_nothing_but_its_step_and_lane(store: TokenStore) -> None:
-    first, second = (TokenFeed.of(config_of(store), GRID, store) for _ in range(2))
+    first, second = (TokenFeed.of(config_of(store).row_settings, GRID, store) for _ in range(2))
     ahead = [flat(first, step) for step in range(40)]
     assert [flat(second, step) for step in reversed(range(40))] == ahead[::-1]
 
 
 @pytest.mark.parametrize(("depth", "workers"), [(1, 1), (2, 2), (7, 4)])
 def test_a_batch_does_not_depend_on_prefetching_threads_or_workers(store: TokenStore, depth: int, workers: int) -> None:
-    wanted = TokenFeed.of(config_of(store), GRID, store)
-    feed = TokenFeed.of(config_of(store), GRID, store)  # one for all of them: threads share it
+    wanted = TokenFeed.of(config_of(store).row_settings, GRID, store)
+    feed = TokenFeed.of(config_of(store).row_settings, GRID, store)  # one for all of them: threads share it
     readers = [Prefetcher(feed, GRID.of_worker(rank, workers), 17, 23, depth) for rank in range(workers)]
     for step in range(17, 23):
         lanes = {lane: batch for reader in readers for lane, batch in reader.next()[1].items()}
@@ -147,7 +147,7 @@ def test_a_batch_does_not_depend_on_prefetching_threads_or_workers(store: TokenS
 
 @pytest.mark.parametrize("packing", ["best_fit", "pad"])
 def test_packed_rows_are_mixed_too(store: TokenStore, packing: str) -> None:
-    feed = TokenFeed.of(config_of(store, STAGES[:1], packing=packing, document_mask=True), GRID, store)
+    feed = TokenFeed.of(config_of(store, STAGES[:1], packing=packing, document_mask=True).row_settings, GRID, store)
     assert feed.rows_by_source(0, 10) == {"first": 180, "second": 60}
     batch = feed.batch(3, 0)[0]
     assert batch["ids"].shape == (3, 16) and "documents" in batch
@@ -156,7 +156,7 @@ def test_packed_rows_are_mixed_too(store: TokenStore, packing: str) -> None:
 def test_a_preview_is_what_the_step_sees(store: TokenStore) -> None:
     config = config_of(store)
     for step in (12, 20):
-        feed, view = TokenFeed.of(config, GRID, store), preview(config, GRID, store, step)
+        feed, view = TokenFeed.of(config.row_settings, GRID, store), preview(config, GRID, store, step)
         seen = flat(feed, step)
         assert [tuple(row.ids) for row in view.rows] == [row[:-1] for row in seen]
         for row, tokens in zip(view.rows, seen, strict=True):
@@ -247,10 +247,10 @@ def test_a_dry_run_lists_the_mixture(store: TokenStore) -> None:
 
 def test_the_longest_rows_of_a_stretch_of_steps_are_known(store: TokenStore) -> None:
     longer_later = [{"start": 0, "sequence_length": 8}, {"start": 0.5, "sequence_length": 16}]
-    feed = TokenFeed.of(config_of(store, longer_later), GRID, store)
+    feed = TokenFeed.of(config_of(store, longer_later).row_settings, GRID, store)
     assert (feed.longest_step(0, 40), feed.longest_step(30, 40), feed.longest_step(3, 10)) == (20, 30, 3)
     assert feed.batch(20, 0)[0]["ids"].shape == (3, 16) and feed.batch(3, 0)[0]["ids"].shape == (6, 8)
-    shorter_later = TokenFeed.of(config_of(store), GRID, store)
+    shorter_later = TokenFeed.of(config_of(store).row_settings, GRID, store)
     assert (shorter_later.longest_step(0, 40), shorter_later.longest_step(25, 40)) == (0, 25)
-    plain = TokenFeed.of(config_of(store, [], None), GRID, store)
+    plain = TokenFeed.of(config_of(store, [], None).row_settings, GRID, store)
     assert plain.longest_step(7, 40) == 7

@@ -70,7 +70,7 @@ def test_a_source_too_short_for_a_row_is_told_of(
     assert said in capsys.readouterr().err
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     assert _asked_shares(tmp_path / "run.yaml", [], store) == {"first": 1.0, "second": 0.0}
-    feed = TokenFeed.of(config, GRID, store)
+    feed = TokenFeed.of(config.row_settings, GRID, store)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     feed.warn_of_short_sources()
