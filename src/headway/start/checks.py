@@ -19,8 +19,9 @@ from headway.data.tokenizing.beside import chat_encoder
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.run.session.attempt import RunOptions
 from headway.run.session.checks import check_remote_reachable, check_run_directory
-from headway.run.session.completed import check_same_ids, shaped, why_prepare
+from headway.run.session.completed import check_same_ids, shaped
 from headway.run.session.parts import Problems, asks_the_hub, check_apart, find_problems
+from headway.run.session.preparation import why_prepare
 from headway.run.session.spending import check_cost
 from headway.text.preparing.prepare import check_steps
 from headway.text.reading.huggingface_datasets import check_installed, is_named

@@ -12,7 +12,7 @@ from headway.core.files.scratch import scratch_folder
 from headway.core.process.command import module_command
 from headway.data.replacing import released
 from headway.run.session.attempt import RunOptions
-from headway.run.session.completed import why_prepare
+from headway.run.session.preparation import why_prepare
 from headway.tracking.sinks import check_trackers
 
 

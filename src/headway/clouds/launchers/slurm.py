@@ -21,7 +21,7 @@ from headway.core.coordination.launch_variables import CODE_FILE, MACHINES, SECR
 from headway.core.errors import ConfigError
 from headway.core.process.waiting import wait_until
 from headway.run.session.attempt import RunOptions
-from headway.run.session.completed import why_prepare
+from headway.run.session.preparation import why_prepare
 
 CONFIG = "config.yaml"
 SCRIPT = "job.sh"

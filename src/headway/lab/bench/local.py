@@ -19,8 +19,9 @@ from headway.core.files.atomic import atomic_write
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.lab.bench.blocks import block
 from headway.lab.bench.launchers import lead_file
+from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import Cell
-from headway.lab.bench.worker import Spec, run_worker
+from headway.lab.bench.worker import run_worker
 from headway.run.supervisor.agent import load_training
 from headway.run.supervisor.local_workers import WorkersFailed, start_workers
 from headway.run.supervisor.machines.interfaces import interface_of

@@ -37,8 +37,8 @@ from headway.lab.bench.launchers import LOCAL, end_command, launch_command, star
 from headway.lab.bench.matrix import suite_config
 from headway.lab.bench.messages import SUITE, EndMeasurement, KeepResult, Measure, Measured, Ready
 from headway.lab.bench.results import CellResult, merge_results, read_results, write_result
+from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import Cell, Suite
-from headway.lab.bench.worker import Spec
 from headway.run.supervisor.machines.attempt_machines import AttemptMachines, MachineEnd
 from headway.run.supervisor.machines.differences import compare_machines, describe_machine
 from headway.run.supervisor.machines.ending import raise_end

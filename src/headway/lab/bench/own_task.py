@@ -13,8 +13,8 @@ from headway.lab.bench.blocks import find_blocks
 from headway.lab.bench.environment import describe_environment, environment_id
 from headway.lab.bench.launchers import LOCAL, launch_command, run_command
 from headway.lab.bench.results import CellResult, Measurement, Repeat
+from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import OWN, Cell
-from headway.lab.bench.worker import Spec
 
 _WARMUP = 2
 _STEPS = 5

@@ -40,8 +40,8 @@ from headway.lab.bench.results import (
     read_results,
     write_result,
 )
+from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import Cell, Suite
-from headway.lab.bench.worker import Spec
 from headway.run.supervisor.commands import check_not_a_worker
 
 _LOOK_SECONDS = 0.5

@@ -11,8 +11,10 @@ from headway.config import load_config
 from headway.core.errors import Preempted
 from headway.core.files.atomic import atomic_write
 from headway.core.process.exit import exit_process
+from headway.lab.profiling.profiler import Plan, Profiler
 from headway.run.session.attempt import RunOptions
 from headway.run.session.preflight import RunPlan
+from headway.run.session.session import run_in_this_process
 from headway.run.supervisor.worker import begin_process, keep_log, reasons_in
 
 
@@ -33,9 +35,6 @@ def main() -> None:
 
 
 def _profile(folder: Path, rank: int) -> None:
-    from headway.lab.profiling.profiler import Plan, Profiler
-    from headway.run.session.session import run_in_this_process
-
     profiler = Profiler(Plan(**json.loads((folder / "plan.json").read_bytes())), folder)
     try:
         plan = RunPlan.of(load_config(folder / "config.yaml"), RunOptions())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,90 +10,28 @@ from headway.checkpoint.format.folders import checkpoint_folders
 from headway.config import Config, ModelConfig, load_resolved
 from headway.config.checks.contradictions import logits_problems
 from headway.config.derived.experts import BALANCE_KEYS, decoder_problems
-from headway.config.derived.identity import changed_values
-from headway.config.sections.data import vocabulary_problems
-from headway.config.sections.segments import Segment
-from headway.core.console import is_first_worker, notice, warning
+from headway.core.console import is_first_worker, warning
 from headway.core.coordination.launched import world_size_from_environment
-from headway.core.errors import ConfigError, DataError
+from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_bytes
 from headway.core.hub import is_on_hub, is_pinned, split_hub_name
 from headway.core.user_command import suggest
-from headway.data.made_of import differences, made_of, unknown_code
+from headway.data.made_of import differences
 from headway.data.remote_store import open_store
-from headway.data.store_manifest import MANIFEST, read_manifest
 from headway.data.tokenizing.spec import first_conflict, parse, vocabulary
+from headway.models.build import complete
 from headway.models.hub.folder import base_folder, open_folder, pinned_source
+from headway.models.hub.implementation import check_own_code, choose_implementation
 from headway.run.directory.run_directory import RunDirectory
-from headway.run.session.attempt import ACCEPT, RunOptions
+from headway.run.session.attempt import RunOptions
+from headway.training.custom_loss import teacher_config
 
 if TYPE_CHECKING:
-    from headway.config.sections.data import DataConfig
     from headway.config.sections.losses import DistillConfig
     from headway.data.store import TokenStore
 
 #: `model.max_sequence_length` where none is given, which for a pretrained checkpoint means the checkpoint's.
 _NOT_GIVEN: int = ModelConfig.model_fields["max_sequence_length"].default
-
-
-def why_prepare(config: Config, options: RunOptions) -> str | None:
-    """Return why a run's token store has to be prepared before it; None if it need not be.
-
-    A run that has begun keeps the data that it has, unless it accepts changes. A store behind a URL, or imported from
-    another project, is used as it is.
-
-    Raises:
-        ConfigError: the store is not what the config says, and other runs use it; or a model comes without the
-            tokenizer that the data must be prepared with; or the store of a run is gone, and its config has changed.
-    """
-    data = config.data
-    if data.remote is not None:
-        return None
-    run = RunDirectory(config.run_directory)
-    keeps = run.has_begun() and not options.restart and not options.accept_changes
-    try:
-        (data.store / MANIFEST).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        if keeps:
-            _check_same_data(run, data)
-        why = "there is no token store yet"
-    except OSError:
-        return None  # whoever opens it reports that
-    else:
-        if keeps:
-            return None
-        from headway.data.replacing import check_replaceable
-
-        differing = check_replaceable(data, config.run_directory)
-        if not differing:
-            _report_unknown_code(data)
-            return None
-        why = f"it is not what the config says: {'; '.join(differing)}"
-    for problem in vocabulary_problems(config.data, config.model.from_pretrained):
-        raise problem
-    return why
-
-
-def _report_unknown_code(data: DataConfig) -> None:
-    """Report the cleaning functions that cannot be compared with those that a store was made with."""
-    with suppress(DataError):  # of a damaged manifest: reported by whoever opens the store
-        manifest = read_manifest(data.store)
-        if "imported" not in manifest and (names := unknown_code(data, manifest)):
-            notice(
-                f"nothing shows whether {data.store} was cleaned with the code that {', '.join(names)} has now;"
-                " the store is used as it is"
-            )
-
-
-def _check_same_data(run: RunDirectory, data: DataConfig) -> None:
-    """Check that a run whose store is gone would get the same one again."""
-    differing = changed_values(made_of(load_resolved(run.config_path).data), made_of(data))
-    if differing:
-        raise ConfigError(
-            f"the run's token store is gone, and the config would prepare another: {'; '.join(differing)}",
-            where=f"{run.config_path}, data.store: {data.store}",
-            fix=f"restore the store, choose another name=..., or continue with the new values: {ACCEPT}",
-        )
 
 
 def completed(config: Config, options: RunOptions | None = None) -> tuple[Config, TokenStore]:
@@ -107,8 +44,6 @@ def completed(config: Config, options: RunOptions | None = None) -> tuple[Config
     Raises:
         HeadwayError: the data is missing or does not fit, or the model cannot be made or cut as the config says.
     """
-    # Open the store before torch is imported, so that a missing store is reported at once.
-
     started = world_size_from_environment() is not None  # by an agent, which also sets the number on this machine
     store = open_store(config.data, processes=None if started else config.parallel.workers)
     _check_made_of(config, store, options)
@@ -129,8 +64,6 @@ def shaped(config: Config, vocab_size: int) -> Config:
     Raises:
         HeadwayError: the model or its teacher cannot be made or cut as the config says, or cannot compute its rows.
     """
-    from headway.models.build import complete
-
     config = _as_begun(config)
     config = config.model_copy(update={"model": complete(config.model, vocab_size)})
     # A pretrained model's shape is known only now.
@@ -160,24 +93,6 @@ def check_same_ids(config: Config, vocabulary: bytes, where: Path) -> None:
         _check_tokenizer(config, base_folder(config.distill.teacher), vocabulary, where)
 
 
-def settled(config: Config) -> dict[str, Any]:
-    """Return as JSON what examining a run has filled in, for another process that has the config as it was given."""
-    return {
-        "model": config.model.model_dump(mode="json"),
-        "distill": None if config.distill is None else config.distill.model_dump(mode="json"),
-        "segments": [segment.model_dump(mode="json") for segment in config.segments],
-    }
-
-
-def with_settled(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return the config with what `settled` returned for it in another process."""
-    sections: dict[str, Any] = {"model": ModelConfig.model_validate(values["model"])}
-    if config.distill is not None:
-        sections["distill"] = type(config.distill).model_validate(values["distill"])
-    segments = [Segment.model_validate(segment) for segment in values["segments"]]
-    return config.model_copy(update=sections).with_segments(segments)
-
-
 def _as_begun(config: Config) -> Config:
     """Return the config with what a run decides when it begins: the commits of its models, and what code computes them.
 
@@ -187,9 +102,6 @@ def _as_begun(config: Config) -> Config:
     Raises:
         ConfigError: a source is not there, or a run that begins asks for two codes.
     """
-    from headway.models.hub.implementation import check_own_code, choose_implementation
-    from headway.training.custom_loss import teacher_config
-
     saved = RunDirectory(config.run_directory).config_path
     before = load_resolved(saved) if saved.is_file() else None
     known: list[Path | str | None] = []
@@ -310,9 +222,6 @@ def _check_teacher(config: Config, settings: DistillConfig, vocab_size: int) -> 
     Raises:
         ConfigError: it does not: the rows are too long, or packed in a way that may leak.
     """
-    from headway.models.build import complete
-    from headway.training.custom_loss import teacher_config
-
     teacher = complete(teacher_config(settings), vocab_size)
     if config.train.sequence_length > teacher.max_sequence_length:
         raise ConfigError(

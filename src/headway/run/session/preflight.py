@@ -18,13 +18,24 @@ from headway.run.directory.fetch_records import fetch_records
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import RunOptions
+from headway.run.session.changes import DatasetData, StoreData, settle_segments
 from headway.run.session.checks import check_keys_present
 from headway.run.session.completed import completed
+from headway.run.session.parts import check_parts
 from headway.run.session.spending import check_cost
+from headway.training.own_task import (
+    Task,
+    build_task,
+    named_code,
+    own_run_task,
+    rows_fingerprint,
+    task_facts,
+    task_fingerprints,
+)
+from headway.training.task import language_model_fingerprints, language_model_task
 
 if TYPE_CHECKING:
     from headway.data.store import TokenStore
-    from headway.training.own_task import Task
     from headway.training.task import Task as RunTask
 
 
@@ -59,9 +70,6 @@ class RunPlan:
     @cached_property
     def fingerprints(self) -> Mapping[str, str]:
         """Fingerprints of the data, the tokenizer, pretrained models (whose weights are read for that) and the loss."""
-        from headway.training.own_task import task_fingerprints
-        from headway.training.task import language_model_fingerprints
-
         if self.own is not None:
             return task_fingerprints(self.own)
         assert self.store is not None, "the examination opened it"
@@ -69,8 +77,6 @@ class RunPlan:
 
     def facts(self) -> dict[str, int]:
         """Return the facts about the model for the run's record."""
-        from headway.training.own_task import task_facts
-
         if self.own is not None:
             return task_facts(self.own)
         assert self.store is not None, "the examination opened it"
@@ -82,9 +88,6 @@ class RunPlan:
         Args:
             config: That of the plan, perhaps with the segments of a checkpoint.
         """
-        from headway.training.own_task import build_task, own_run_task
-        from headway.training.task import language_model_task
-
         if config.task is None:
             return language_model_task(config, grid, mesh, rank)
         return own_run_task(config, self.own or build_task(config), grid, mesh, rank)
@@ -107,16 +110,11 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
         return _examine_task(config, options, begins=begins)
     config, store = completed(config, options)
     if options is not None:
-        # Loads NumPy, which the supervisor's process must not.
-        from headway.run.session.changes import StoreData, settle_segments
-
         if begins and not options.restart:
             fetch_records(config, store.fingerprint)
         config = settle_segments(config, StoreData(config, store), options, store.tokenizer_fingerprint)
         check_cost(config, options)
     plan = RunPlan.of(config, options or RunOptions(), store)
-    from headway.run.session.parts import check_parts
-
     makes_its_own = world_size_from_environment() is not None or (begins and plan.mesh.size == 1)
     check_parts(config, makes_callbacks=not makes_its_own)
     return plan
@@ -124,10 +122,6 @@ def examine(config: Config, options: RunOptions | None = None, *, begins: bool =
 
 def _examine_task(config: Config, options: RunOptions | None, *, begins: bool) -> RunPlan:
     """Examine the run of a task of the user's own."""
-    from headway.run.session.changes import DatasetData, settle_segments
-    from headway.run.session.parts import check_parts
-    from headway.training.own_task import build_task, named_code, rows_fingerprint
-
     named_code(config.task)
     own = build_task(config)
     if options is not None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
-from headway.config import Config, LaneGrid, MeshShape
+from headway.config import Config, LaneGrid, MeshShape, load_config
 from headway.core.alerts import alerting
 from headway.core.code_identity import object_identity
 from headway.core.console import is_first_worker, log_to, warning
 from headway.models.layers.attention import choose_products
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.assemble import assemble
-from headway.run.session.attempt import attempt_scope
+from headway.run.session.attempt import RunOptions, attempt_scope
 from headway.run.session.grid import choose_micro_batch, choose_threads, try_memory
 from headway.run.session.join import join_workers
 from headway.run.session.joined import Joined, join_attempt, nothing_to_do
@@ -41,6 +42,16 @@ from headway.training.setup.model_proofs import prove_model
 from headway.training.staged import check_model_is_cut
 from headway.training.stop import NoticeReader
 from headway.training.task import Task
+
+
+def run_worker(config: Path) -> None:
+    """Train as one of the workers that an agent has started.
+
+    Args:
+        config: The file with the config that the agent has examined.
+    """
+    plan = RunPlan.of(load_config(config), RunOptions())
+    run_in_this_process(plan, plan.make_task, own_process=True)
 
 
 def run_in_this_process(

@@ -71,8 +71,7 @@ def _leave_signals_to_supervisor() -> Iterator[None]:
 def load_training() -> None:
     """Load what a worker needs, PyTorch included, into a process that will be copied."""
     with with_variables(ONE_THREAD), without_collecting():
-        import headway.run.session.session
-        import headway.training.task  # noqa: F401
+        import headway.run.session.session  # noqa: F401
 
 
 def _reported_error(attempt: Attempt, spare: Iterable[Mapping[str, Any]] = ()) -> HeadwayError | None:

@@ -20,7 +20,6 @@ from headway.core.format import format_seconds
 from headway.core.process.faults import RESTARTS_VARIABLE
 from headway.run.directory.ownership import OwnerLock
 from headway.run.session.attempt import RunOptions
-from headway.run.session.completed import with_settled
 from headway.run.supervisor.attempt_client import AttemptProcess
 from headway.run.supervisor.attempt_journal import AttemptJournal
 from headway.run.supervisor.diagnose import SAVED_KINDS, Evidence, last_exchange
@@ -28,7 +27,7 @@ from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.machines.attempt_machines import AttemptMachines, MachineEnd, most_telling
 from headway.run.supervisor.machines.members import Member
-from headway.run.supervisor.messages import AttemptMessage, Begun, Done, Examined
+from headway.run.supervisor.messages import AttemptMessage, Begun, Done, Examined, with_settled
 from headway.run.supervisor.processes import GRACE_SECONDS, end_all, reap_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.run.supervisor.watchdog import Finding, Watchdog

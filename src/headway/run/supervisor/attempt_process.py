@@ -11,27 +11,17 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
 
 from headway.config import Config
 from headway.core.console import say
-from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, Preempted, explain_refusal
+from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, explain_refusal
 from headway.core.process.exit import exit_process
-from headway.core.process.signals import defer_signals
 from headway.run.directory.run_directory import Attempt
-from headway.run.notices import watching_for
-from headway.run.session.attempt import RunOptions, describe, is_finished, preemptible, record_preemption
-from headway.run.session.completed import settled
-from headway.run.session.preflight import RunPlan, examine
-from headway.run.session.spending import check_cost
-from headway.run.supervisor.agent import run_agent
+from headway.run.session.attempt import RunOptions, preemptible
 from headway.run.supervisor.error_report import ErrorReport
 from headway.run.supervisor.local_workers import ONE_THREAD
-from headway.run.supervisor.messages import AttemptChannel, Begun, Done, Examined, Order
-from headway.run.supervisor.worker import begin_process, report_to
+from headway.run.supervisor.messages import AttemptChannel, Done, Order
+from headway.run.supervisor.worker import begin_process
 
 
 def run_attempt(channel: AttemptChannel, config: Config, options: RunOptions, number: int | None = None) -> int:
@@ -45,10 +35,12 @@ def run_attempt(channel: AttemptChannel, config: Config, options: RunOptions, nu
             os.environ.setdefault(variable, value)
     try:
         with preemptible():
+            from headway.run.supervisor.attempt_training import run_again, run_first  # loads PyTorch
+
             if number is None:
-                _run_first(channel, config, options)
+                run_first(channel, config, options)
             else:
-                _run_again(config, options, Attempt.join(config.run_directory, number))
+                run_again(config, options, Attempt.join(config.run_directory, number))
     except HeadwayError as error:
         channel.send(ErrorReport.of(error, 0))
         return error.exit_code
@@ -64,63 +56,6 @@ def run_attempt(channel: AttemptChannel, config: Config, options: RunOptions, nu
         return 1
     channel.send(Done())
     return 0
-
-
-def _run_again(config: Config, options: RunOptions, attempt: Attempt) -> None:
-    """Run a further attempt without repeating the checks of the one before: the time to the next step counts."""
-    if config.budget.usd is not None:
-        check_cost(config, options)
-    if config.parallel.all_workers == 1:
-        from headway.run.session.session import run_in_this_process
-
-        plan = RunPlan.of(config, options)
-        run_in_this_process(plan, plan.make_task, own=lambda *_: _reporting(config, attempt), own_process=True)
-    else:
-        run_agent(config, attempt)
-
-
-def _run_first(channel: AttemptChannel, config: Config, options: RunOptions) -> None:
-    plan = examine(config, options, begins=True)
-    if plan.mesh.size == 1:
-        from headway.run.session.session import run_in_this_process
-
-        run_in_this_process(plan, plan.make_task, own=partial(_only_worker, channel), own_process=True)
-    elif not (options.leave_finished and is_finished(plan.config, plan.fingerprints, options)):
-        run_agent(plan.config, _begin(channel, plan.config, plan.fingerprints, plan.facts()))
-
-
-def _begin(
-    channel: AttemptChannel, config: Config, fingerprints: Mapping[str, str], facts: Mapping[str, Any]
-) -> Attempt:
-    """Ask the supervisor to begin the attempt, and return it."""
-    channel.send(Examined(settled(config)))
-    answer = channel.receive()
-    if not isinstance(answer, Begun):
-        raise Preempted("the supervisor is gone", where=str(config.run_directory), fix="run the same command again")
-    attempt = Attempt.join(config.run_directory, answer.number)
-    with defer_signals():  # pydantic would take a signal's error for a value that it cannot serialise
-        describe(attempt, config, fingerprints, facts)
-    return attempt
-
-
-@contextmanager
-def _only_worker(
-    channel: AttemptChannel,
-    config: Config,
-    fingerprints: Mapping[str, str],
-    facts: Mapping[str, Any],
-    options: RunOptions,
-) -> Iterator[Attempt]:
-    with _reporting(config, _begin(channel, config, fingerprints, facts)) as attempt:
-        yield attempt
-
-
-@contextmanager
-def _reporting(config: Config, attempt: Attempt) -> Iterator[Attempt]:
-    """Surround an attempt's only worker with what it needs: reports of errors, and reading of notices."""
-    report_to(attempt.directory, 0)
-    with watching_for(attempt.directory, config.preemption), record_preemption():
-        yield attempt
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from headway.config import Config
+from headway.config import Config, ModelConfig
+from headway.config.sections.segments import Segment
 from headway.core.process.messages import Messages
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.error_report import ErrorReport
@@ -49,7 +50,7 @@ class Examined:
     """Config, data and machine are as they should be: the attempt may begin."""
 
     settled: Mapping[str, Any]
-    """What the examination has filled in (`session.completed.settled`)."""
+    """What the examination has filled in (`settled`)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,24 @@ class Begun:
 @dataclass(frozen=True)
 class Done:
     """The workers have done all steps."""
+
+
+def settled(config: Config) -> dict[str, Any]:
+    """Return as JSON what examining a run has filled in, for another process that has the config as it was given."""
+    return {
+        "model": config.model.model_dump(mode="json"),
+        "distill": None if config.distill is None else config.distill.model_dump(mode="json"),
+        "segments": [segment.model_dump(mode="json") for segment in config.segments],
+    }
+
+
+def with_settled(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return the config with what `settled` returned for it in another process."""
+    sections: dict[str, Any] = {"model": ModelConfig.model_validate(values["model"])}
+    if config.distill is not None:
+        sections["distill"] = type(config.distill).model_validate(values["distill"])
+    segments = [Segment.model_validate(segment) for segment in values["segments"]]
+    return config.model_copy(update=sections).with_segments(segments)
 
 
 AttemptMessage = Order | Examined | Begun | Done | ErrorReport

@@ -41,13 +41,9 @@ def main() -> None:
         keep_log(worker_log(folder, rank))
     with reasons_in(folder, rank):
         report_to(folder, rank)
-        from headway.config import load_config
-        from headway.run.session.attempt import RunOptions
-        from headway.run.session.preflight import RunPlan
-        from headway.run.session.session import run_in_this_process
+        from headway.run.session.session import run_worker  # loads PyTorch
 
-        plan = RunPlan.of(load_config(folder / "config.yaml"), RunOptions())
-        run_in_this_process(plan, plan.make_task, own_process=True)
+        run_worker(folder / "config.yaml")
     exit_process(0)
 
 

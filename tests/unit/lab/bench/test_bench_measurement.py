@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from headway.config import Config, resolve
+from headway.lab.bench.measure import _measurement
 from headway.lab.bench.meter import Meter
 from headway.lab.bench.results import Measurement
-from headway.lab.bench.worker import _measurement
 
 ITEM_FLOPS, PEAK = 6e9, 1e13
 
@@ -43,8 +43,8 @@ def put_together(*workers: dict[str, Any], **of_config: Any) -> Measurement:
 
 
 def test_every_figure_is_made_of_those_of_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.lab.bench.worker.device_name", lambda device: "a device")
-    monkeypatch.setattr("headway.lab.bench.worker.peak_flops", lambda *asked: {("a device", "bf16"): PEAK}[asked])
+    monkeypatch.setattr("headway.lab.bench.measure.device_name", lambda device: "a device")
+    monkeypatch.setattr("headway.lab.bench.measure.peak_flops", lambda *asked: {("a device", "bf16"): PEAK}[asked])
     found = put_together(worker(1), worker(2), precision="bf16")
     # 8,000 tokens in 10 s: 4.8e12 FLOP/s of the 2e13 that two devices have.
     assert found.model_dump() == {
@@ -88,7 +88,7 @@ def test_every_figure_is_made_of_those_of_all_workers(monkeypatch: pytest.Monkey
 def test_processors_are_held_against_their_products_and_tensors_counted_by_the_profiler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headway.lab.bench.worker.peak_flops", lambda *arguments: None)
+    monkeypatch.setattr("headway.lab.bench.measure.peak_flops", lambda *arguments: None)
     unknown = {"allocated_peak": None, "reserved_peak": None, "resident_peak": None}
     own = {"memory": unknown, "host_to_device": None, "communication": None, "gpu_utilization": None}
     found = put_together(worker(1, products=6e12, **own), worker(2, products=10e12, **own))

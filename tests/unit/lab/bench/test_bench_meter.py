@@ -157,7 +157,7 @@ def test_the_use_of_a_gpu_is_sampled_until_its_driver_refuses(monkeypatch: pytes
 
 
 def test_joules_of_gpus_are_known_when_those_of_all_workers_are() -> None:
-    from headway.lab.bench.worker import _energy
+    from headway.lab.bench.measure import _energy
 
     gpus: Any = SimpleNamespace(energy_source="the driver of the GPUs (NVML)")
     processors: Any = SimpleNamespace(energy_source="the processors (RAPL)")
@@ -258,7 +258,7 @@ def test_measured_steps_without_an_update_are_counted() -> None:
 
 
 def test_what_is_computed_again_counts_attention_as_the_model_does() -> None:
-    from headway.lab.bench.worker import _hfu
+    from headway.lab.bench.measure import _hfu
     from headway.models.facts import flops_per_token, part_costs
 
     model = ModelConfig(preset="1m", vocab_size=512)

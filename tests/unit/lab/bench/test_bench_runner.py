@@ -21,8 +21,8 @@ from headway.lab.bench.collect import collect
 from headway.lab.bench.launchers import launch_command, lead_file, run_command
 from headway.lab.bench.results import CELLS, CellResult, Status, read_results
 from headway.lab.bench.runner import DISCARDED, EARLIER, LOGS, MeasureOptions, open_matrix, run_matrix, stoppable, to_do
+from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import Suite, load_suite
-from headway.lab.bench.worker import Spec
 from support.bench import measurement
 
 SUITE = "strategy: [ddp, zero1]\nworkers: 2\nmodel: 1m\nsequence_length: 32\nrepeats: 2\n"

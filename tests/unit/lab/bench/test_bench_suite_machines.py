@@ -19,8 +19,8 @@ from headway.lab.bench.machines import SuiteMachines, SuiteMembership, find_memb
 from headway.lab.bench.matrix import plan_matrix, suite_config
 from headway.lab.bench.messages import SUITE, Measure
 from headway.lab.bench.results import CellResult, Repeat, read_results
+from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import Suite, load_suite
-from headway.lab.bench.worker import Spec
 from headway.run.supervisor.machines.lead_connection import LeadConnection
 from headway.run.supervisor.machines.machine_role import MachineRole
 from support.bench import result

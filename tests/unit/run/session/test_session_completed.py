@@ -24,7 +24,8 @@ from headway.data.used_by import keep_manifest, mark_use, runs_using
 from headway.models.build import build_model
 from headway.models.huggingface.export import export_model
 from headway.run.session.attempt import RunOptions
-from headway.run.session.completed import completed, why_prepare
+from headway.run.session.completed import completed
+from headway.run.session.preparation import why_prepare
 from headway.start.preparing import prepare_if_needed
 from headway.text.preparing.prepare import prepare
 from support.runs import write_config
