@@ -25,8 +25,9 @@ import torch
 from numpy.typing import NDArray
 
 from headway.config import ModelConfig
+from headway.data.feeding.micro_batches import micro_batch_of
 from headway.data.feeding.packing import concat_figures, plan_rows, total_figures
-from headway.data.feeding.rows import RowBlock, micro_batch_of
+from headway.data.feeding.rows import RowBlock
 from headway.models import decoder
 from headway.models.build import build_model
 from headway.models.layers.attention import document_kernel

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.user_command import suggest
+from headway.data.feeding.training_rows import training_rows
 from headway.data.remote_store import open_store
 from headway.data.store_manifest import MANIFEST
 
@@ -33,8 +34,6 @@ def in_steps(config: Config) -> Config:
             where="train.epochs",
             fix=suggest("data prepare"),
         )
-    from headway.data.feeding.training_rows import training_rows  # with torch, which few configs wait for
-
     length = config.train.sequence_length
     rows = sum(training_rows(config.data, length, open_store(config.data), config.segments).counts(length))
     train = config.train.over(rows)

@@ -10,7 +10,7 @@ import numpy as np
 from headway.config.sections.data import DataConfig, sources_of_role
 from headway.core.errors import DataError
 from headway.core.types import MicroBatch
-from headway.data.feeding.rows import micro_batch_of
+from headway.data.feeding.micro_batches import micro_batch_of
 from headway.data.feeding.split import SplitRows
 from headway.data.store import TokenStore
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from headway.core.console import is_first_worker, warning
 from headway.core.types import MicroBatch
+from headway.data.feeding.micro_batches import micro_batch_of
 from headway.data.feeding.packing import PackingFigures
 from headway.data.feeding.plan import Picks, RowPlan
 from headway.data.feeding.planned_feed import PlannedFeed
-from headway.data.feeding.rows import RowBlock, micro_batch_of, padding_warning
+from headway.data.feeding.rows import RowBlock, padding_warning
 from headway.data.feeding.segmented import SegmentedPlan, plan_of
 from headway.data.feeding.split import SplitRows
 from headway.data.feeding.training_rows import earlier_rows, training_rows

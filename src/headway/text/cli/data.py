@@ -12,6 +12,7 @@ from headway.core.console import notice, print_line, print_lines, progress
 from headway.core.errors import ConfigError, DataError
 from headway.core.process.exit import allow_fast_exit
 from headway.core.user_command import suggest
+from headway.data.feeding.training_rows import row_lengths, training_rows
 from headway.data.store import TokenStore
 from headway.data.tokenizing.preload import begin_loading_file
 from headway.text.cli import importing, inspect, listing, preview
@@ -103,8 +104,6 @@ def prepare(
 
 def _untrained_notices(config: Config) -> list[str]:
     """Return a line for each row length of a run about its rows none of whose tokens is trained."""
-    from headway.data.feeding.training_rows import row_lengths, training_rows
-
     try:
         rows = training_rows(config.data, config.train.sequence_length, TokenStore.open(config.data.store))
     except DataError:  # no source fills a row, which is for a run to report

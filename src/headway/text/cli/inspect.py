@@ -20,6 +20,7 @@ from headway.core.console import exact_results, print_line, print_lines
 from headway.data import remote_store
 from headway.data.feeding.mixture import is_mixed
 from headway.data.feeding.segmented import plan_of
+from headway.data.feeding.training_rows import training_rows
 from headway.data.store import REPORT, TokenStore
 from headway.text.inspect import describe_store, fertility, sample_text
 from headway.text.report.counts import reasons_text, removed_of, removed_share, split_rows
@@ -126,8 +127,6 @@ def report(
 
 def _asked_shares(config: Path, overrides: list[str] | None, store: TokenStore) -> dict[str, float]:
     """Return each source's share of the run's rows; empty if it depends on a length that the config leaves open."""
-    from headway.data.feeding.training_rows import training_rows
-
     settings = load_text(config, overrides, trains=False)
     mixed = is_mixed(settings.data)
     steps = settings.train.steps

@@ -25,7 +25,8 @@ from headway.core.errors import DataError
 from headway.core.process import faults
 from headway.core.types import IGNORE_TARGET
 from headway.data.feeding import packing_plans
-from headway.data.feeding.rows import RowBlock, join_blocks, micro_batch_of, open_rows, packing_notice, padding_warning
+from headway.data.feeding.micro_batches import micro_batch_of
+from headway.data.feeding.rows import RowBlock, join_blocks, open_rows, packing_notice, padding_warning
 from headway.data.store import TokenStore
 from headway.models.layers.attention import PackedDocuments
 from support.waits import LONG

@@ -16,7 +16,8 @@ from headway.config import Config, resolve
 from headway.config.sections.data import DataConfig
 from headway.core.types import IGNORE_TARGET
 from headway.data.feeding import packing_plans
-from headway.data.feeding.rows import SourceRows, micro_batch_of, open_rows
+from headway.data.feeding.micro_batches import micro_batch_of
+from headway.data.feeding.rows import SourceRows, open_rows
 from headway.data.feeding.split import SplitRows
 from headway.data.loss_mask import ROWS_WITHOUT_TARGET
 from headway.data.store import TokenStore

@@ -18,7 +18,8 @@ from headway.config import Config, resolve
 from headway.config.sections.data import DataConfig
 from headway.core.errors import ConfigError, DataError
 from headway.core.types import IGNORE_TARGET
-from headway.data.feeding.rows import micro_batch_of, open_rows
+from headway.data.feeding.micro_batches import micro_batch_of
+from headway.data.feeding.rows import open_rows
 from headway.data.first_use import WrongShardError
 from headway.data.loss_mask import MASK
 from headway.data.store import SKIPPED, TokenStore
