@@ -7,13 +7,12 @@ import sys
 from headway.config.sections.track import OwnTrackerConfig, TrackConfig
 from headway.core.console import print_line
 from headway.core.errors import HeadwayError
+from headway.tracking.sinks import make_sink
 
 
 def main() -> int:
     """Make the sink that the arguments describe; return 1 if that fails."""
     from pathlib import Path
-
-    from headway.tracking.sinks import make_sink
 
     settings, where = sys.argv[1:]
     try:

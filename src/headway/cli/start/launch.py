@@ -20,10 +20,12 @@ from headway.clouds.cli.launching import (
     start,
     wait_for_job,
 )
+from headway.clouds.launchers.ending import find_launched, stop_launched
 from headway.clouds.launchers.job import load_job, smoke_job
 from headway.clouds.launchers.kubernetes import KubernetesLauncher, yaml_text
 from headway.clouds.launchers.launcher import find_launcher
 from headway.clouds.launchers.policy import policy_for
+from headway.clouds.launchers.record import progress_of, save_seconds_of
 from headway.clouds.launchers.roles import role_objects
 from headway.clouds.supply.fit import image_row
 from headway.command_line import (
@@ -43,9 +45,11 @@ from headway.core.console import exact_results, notice, print_text
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import UNKNOWN, counted, format_bytes, format_seconds
 from headway.core.user_command import remember_config
+from headway.data.epochs import in_steps
 from headway.lab.plan.accelerators import parse_machines, this_machine
 from headway.lab.plan.prepare import make_plan
 from headway.start.bench_job import bench_job
+from headway.telemetry.summary import loss_text
 
 if TYPE_CHECKING:
     from headway.clouds.launchers.job import Job
@@ -121,16 +125,11 @@ def run(
     job = _job(config, list(overrides or []), machines, smoke, out)
     start(job, on, _table, dry_run=dry_run, yes=yes)
     if wait and not dry_run:
-        from headway.clouds.launchers.ending import find_launched
-
         wait_for_job(job.directory, *find_launched(job.directory))
 
 
 def _job(config: Path, overrides: list[str], machines: str, smoke: bool, out: Path | None) -> Job:
     """Return the job of a command line."""
-    from headway.clouds.launchers.record import save_seconds_of
-    from headway.data.epochs import in_steps
-
     remember_config(str(config), overrides)
     if smoke:
         return smoke_job(in_steps(load(config, overrides)), out)
@@ -204,10 +203,6 @@ def status(run: RunArgument, json: JsonOption = False) -> None:
     """
     from dataclasses import asdict
 
-    from headway.clouds.launchers.ending import find_launched
-    from headway.clouds.launchers.record import progress_of
-    from headway.telemetry.summary import loss_text
-
     launcher, handle = find_launched(run)
     state = launcher.status(handle)
     progress = progress_of(run)
@@ -243,8 +238,6 @@ def logs(
 
     headway launch logs runs/gpu-1b --follow
     """
-    from headway.clouds.launchers.ending import find_launched
-
     launcher, handle = find_launched(run)
     if code := launcher.logs(handle, follow):
         raise typer.Exit(code)
@@ -262,8 +255,6 @@ def cancel(
     headway launch cancel runs/gpu-1b
     headway launch cancel runs/gpu-1b -y
     """
-    from headway.clouds.launchers.ending import find_launched, stop_launched
-
     _, handle = find_launched(run)
     if not yes and not agrees("cancel", f"Cancel {run}?"):
         raise typer.Exit(1)
@@ -281,8 +272,6 @@ def wait(run: RunArgument) -> None:
 
     Exit codes: those of the run; 1 if it is unknown how the run has ended, 7 if its job was cancelled.
     """
-    from headway.clouds.launchers.ending import find_launched
-
     wait_for_job(run, *find_launched(run))
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway.clouds.launchers.ending import exit_code_of, only_one, wait_for_end
 from headway.clouds.launchers.launcher import OVER, find_launcher
+from headway.clouds.launchers.record import read_handle, write_handle
 from headway.clouds.supply.fit import image_problems
 from headway.command_line import print_table, writing
 from headway.config.checks.contradictions import combined
@@ -125,8 +127,6 @@ def _check_not_launched(job: Job) -> None:
     Raises:
         ConfigError: it is not.
     """
-    from headway.clouds.launchers.record import read_handle
-
     directory = job.directory
     handle = read_handle(directory)
     if handle is None:
@@ -145,9 +145,6 @@ def _check_not_launched(job: Job) -> None:
 
 
 def _submit(launcher: Launcher, job: Job, files: Mapping[str, str | bytes]) -> None:
-    from headway.clouds.launchers.ending import only_one
-    from headway.clouds.launchers.record import write_handle
-
     directory = job.directory
     with only_one(directory, "launch"):
         _check_not_launched(job)
@@ -167,8 +164,6 @@ def wait_for_job(run: Path, launcher: Launcher, handle: Handle) -> None:
     Raises:
         typer.Exit: the job is over.
     """
-    from headway.clouds.launchers.ending import exit_code_of, wait_for_end
-
     notice(f"waiting for {handle.id} on {handle.target}; Ctrl-C leaves it running")
     state = wait_for_end(launcher, handle)
     code = exit_code_of(state, handle, run)

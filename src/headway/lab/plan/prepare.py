@@ -10,6 +10,7 @@ from headway.config import override
 from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
 from headway.core.errors import ConfigError
 from headway.cost.pricing import Price, price_of
+from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.lab.plan.disk import DiskPlan, plan_disk
 from headway.lab.plan.layout import has_copied_experts
 from headway.lab.plan.recommend import (
@@ -291,7 +292,5 @@ def complete_model(config: Config) -> tuple[ModelConfig, str]:
     if tokenizer.path is None:
         rows = embedding_rows(tokenizer.vocab_size)
         return model.model_copy(update={"vocab_size": rows}), "data.tokenizer.vocab_size, as a multiple of 64"
-    from headway.data.tokenizing.tokenizer import Tokenizer
-
     rows = embedding_rows(Tokenizer.load(tokenizer.path, tokenizer.pattern).vocab_size)
     return model.model_copy(update={"vocab_size": rows}), f"the tokenizer {tokenizer.path}, as a multiple of 64"

@@ -22,6 +22,12 @@ from headway.core.console import notice, print_line
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.exposure import tls_pair
 from headway.core.files.atomic import atomic_write
+from headway.serve.experiment.journal import Plan
+from headway.serve.experiment.planning import Assumed
+from headway.serve.experiment.planning import plan as simulated
+from headway.serve.experiment.report import headline, page, table_of
+from headway.serve.experiment.report import report as read
+from headway.serve.experiment.sequential import SequentialTest
 from headway.serve.experiment.split import Split
 
 HELP = """Serve a trained model with OpenAI's interface, and try one version against another.
@@ -79,10 +85,6 @@ def plan(
     headway serve plan --base-rate 0.3
     headway serve plan --split prod=50,new=50 --base-rate 0.02 --json
     """
-    from headway.serve.experiment.planning import Assumed
-    from headway.serve.experiment.planning import plan as simulated
-    from headway.serve.experiment.sequential import SequentialTest
-
     found = simulated(Split.parse(split), SequentialTest(effect, alpha), Assumed(base_rate, difference, horizon, seed))
     if json:
         print_json(found)
@@ -110,9 +112,6 @@ def report(
     headway serve report trials/one --output report.html
     headway serve report trials/one --json
     """
-    from headway.serve.experiment.report import headline, page, table_of
-    from headway.serve.experiment.report import report as read
-
     found = read(folder)
     if output is not None:
         with writing(output), atomic_write(output, "w") as file:
@@ -178,8 +177,6 @@ def run(
 ) -> None:
     """Run `headway serve`."""
     _check_installed()
-    from headway.serve.experiment.journal import Plan
-    from headway.serve.experiment.sequential import SequentialTest
     from headway.serve.front import Limits
     from headway.serve.run import EngineOptions, ServerOptions, Source, serve_model
     from headway.serve.server import Place

@@ -8,7 +8,9 @@ import typer
 
 from headway.command_line import print_table, writing
 from headway.core.console import print_line
+from headway.tracking.alert_rules import RULES, export_rules
 from headway.tracking.cli.dashboards import FolderArgument, KubernetesOption, NamespaceOption
+from headway.tracking.kubernetes import Cluster, export_alerts
 
 alerts = typer.Typer(no_args_is_help=True, help="List or write alert rules of runs for Prometheus.")
 
@@ -42,9 +44,6 @@ def export(
     headway alerts export monitoring --kubernetes --namespace team \\
     --image registry.example/headway:1 --claim runs
     """
-    from headway.tracking.alert_rules import export_rules
-    from headway.tracking.kubernetes import Cluster, export_alerts
-
     with writing(folder):
         cluster = Cluster(namespace, release, image, claim)
         written = export_alerts(folder, cluster) if kubernetes else [export_rules(folder)]
@@ -60,7 +59,5 @@ def list_() -> None:
 
     headway alerts list
     """
-    from headway.tracking.alert_rules import RULES
-
     rows = [[rule.name, rule.severity, rule.hold, rule.promql] for rule in RULES]
     print_table(["ALERT", "SEVERITY", "FOR", "EXPRESSION"], rows)

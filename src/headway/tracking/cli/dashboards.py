@@ -10,6 +10,8 @@ import typer
 from headway.command_line import print_table, writing
 from headway.core.console import print_line
 from headway.tracking.dashboards import BOARDS, export_dashboards, panels
+from headway.tracking.kubernetes import Cluster
+from headway.tracking.kubernetes import export_dashboards as export_objects
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")]
 KubernetesOption = Annotated[
@@ -33,9 +35,6 @@ def export(
     headway dashboards export monitoring/dashboards
     headway dashboards export monitoring --kubernetes --namespace team
     """
-    from headway.tracking.kubernetes import Cluster
-    from headway.tracking.kubernetes import export_dashboards as export_objects
-
     with writing(folder):
         written = export_objects(folder, Cluster(namespace)) if kubernetes else export_dashboards(folder)
     for path in written:

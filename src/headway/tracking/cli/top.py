@@ -9,6 +9,9 @@ import typer
 
 from headway.command_line import JsonOption, print_json
 from headway.core.errors import ConfigError
+from headway.tracking.exporting import export
+from headway.tracking.live_table import as_json, print_once, show_live
+from headway.tracking.runs_folder import RunsFolder
 
 
 def top(
@@ -49,8 +52,6 @@ def top(
     headway top runs --textfile /var/lib/node_exporter/textfile
     """
     if serve is not None or textfile is not None:
-        from headway.tracking.exporting import export
-
         export(
             folder,
             serve=serve,
@@ -66,9 +67,6 @@ def top(
             "only an exporter sweeps", where="--sweep", fix=f"headway track --sweep {folder}, or add --serve :9400"
         )
     import sys
-
-    from headway.tracking.live_table import as_json, print_once, show_live
-    from headway.tracking.runs_folder import RunsFolder
 
     runs = RunsFolder(folder, newest=True, ended_seconds=float("inf") if all_ else 86400.0)
     if json:

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from headway.core.errors import ConfigError
+from headway.tracking.sweep import sweep as sweep_runs
+from headway.tracking.track_runs import track_runs
 
 HELP = """Send runs to trackers: MLflow, TensorBoard, W&B, Trackio, OpenTelemetry, or your own.
 
@@ -59,8 +61,6 @@ def track(
 ) -> None:
     """Run `headway track`."""
     if sweep:
-        from headway.tracking.sweep import sweep as sweep_runs
-
         if once or model is not None:
             raise ConfigError(
                 "a sweep sends what is there to trackers, and no model",
@@ -71,6 +71,4 @@ def track(
         return
     if not runs:
         raise ConfigError("no run is named", where="RUN", fix="headway track runs/NAME, or headway track --sweep runs")
-    from headway.tracking.track_runs import track_runs
-
     track_runs(runs, to or [], once=once, model=model)

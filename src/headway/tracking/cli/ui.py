@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headway.tracking.http_server import Address
+from headway.tracking.ui import serve
 
 
 def ui(
@@ -31,6 +32,4 @@ def ui(
     headway ui runs --port 9501
     ssh -L 9500:localhost:9500 node7 headway ui /shared/runs
     """
-    from headway.tracking.ui import serve
-
     serve(folder, Address(host.strip("[]"), port, "ui"), certificate=tls_cert, key=tls_key)
