@@ -193,9 +193,8 @@ def _in_steps(config: Config, options: RunOptions, own_process: bool) -> Config:
         # The checks before preparation need a length; nothing that is prepared depends on it.
         assumed = config.train.over(rows=10**6)
         _prepare(config.model_copy(update={"train": assumed}), options, own_process)
-    from headway.core.process.variables import with_variables
+    from headway.core.process.variables import ONE_THREAD, with_variables
     from headway.data.epochs import in_steps
-    from headway.run.supervisor.local_workers import ONE_THREAD
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         return in_steps(config)
@@ -225,9 +224,8 @@ def _check_importable(config: Config) -> None:
 
 
 def _begin_from(source: Path, config: Config, options: RunOptions) -> RunOptions:
-    from headway.core.process.variables import with_variables
+    from headway.core.process.variables import ONE_THREAD, with_variables
     from headway.run.session.attempt import preemptible
-    from headway.run.supervisor.local_workers import ONE_THREAD
 
     with preemptible(), with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         from headway.run.session.begin_from import begin_from
@@ -273,8 +271,7 @@ def _with_precision(config: Config, restart: bool) -> Config:
     """Choose the precision where the config leaves that open, and load PyTorch for nothing else."""
     if config.train.precision != "auto":
         return config
-    from headway.core.process.variables import with_variables
-    from headway.run.supervisor.local_workers import ONE_THREAD
+    from headway.core.process.variables import ONE_THREAD, with_variables
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         from headway.run.session.precision import with_precision

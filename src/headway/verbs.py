@@ -101,10 +101,9 @@ def generate(
     Raises:
         HeadwayError: with the reason; see its `exit_code`.
     """
-    from headway.parallel.world import pick_device
     from headway.training.evaluation.inference import continue_text, load_trained
 
-    trained = load_trained(_path(model), step=step, device=pick_device("auto"))
+    trained = load_trained(_path(model), step=step, device="auto")
     sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     return "".join(continue_text(trained, prompt, **sampling))  # type: ignore[arg-type]
 
@@ -160,8 +159,7 @@ def compare(
     Raises:
         HeadwayError: with the reason; see its `exit_code`.
     """
-    from headway.lab.compare.compare import Wanted, as_json
-    from headway.lab.compare.compare import compare as compare_models
+    from headway.lab.compare.compare import Wanted, as_json, compare_models
 
     least = None if margin is None else Margin.parse(margin)
     wanted = Wanted(None if data is None else Path(data), documents, sequence_length, least)

@@ -15,7 +15,6 @@ from headway.core.credentials.keys import key_text
 from headway.core.errors import ConfigError
 from headway.core.exposure import check_secret, is_this_machine, server_context, url_host
 from headway.models.versions import is_reference, local_folder, open_registry, resolve
-from headway.parallel.world import pick_device
 from headway.serve.backend import Backend
 from headway.serve.engine import Engine
 from headway.serve.front import Front, Limits, request_name
@@ -175,7 +174,7 @@ def _load(path: Path, source: Source, options: EngineOptions, metrics: Metrics, 
     program = options.program
     if program is not None:
         return _load_program(program, path, source, options, label=label)
-    trained = load_trained(path, step=source.step, device=pick_device("auto"))
+    trained = load_trained(path, step=source.step, device="auto")
     engine = Engine(trained, options.rows, exact=options.exact)
     engine.start()
     assert engine.steps is not None

@@ -25,7 +25,8 @@ from headway.core.functions import load_function
 from headway.core.own_code import identity_of_sources, import_from, sources_of
 from headway.core.random import derive_seed
 from headway.core.types import Checkpointing
-from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, Reader, dataset_plan
+from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, Reader
+from headway.data.feeding.segmented import dataset_plan
 from headway.models.decoder import Decoder
 from headway.training.custom_loss import check_differentiable
 from headway.training.figures import Figures, Metric, metric_of

@@ -279,7 +279,7 @@ def test_groups_have_their_own_rate_and_limit(tmp_path: Path) -> None:
 
 
 def _rows_of_steps(folder: Path, steps: int) -> list[list[int]]:
-    from headway.data.feeding.dataset_feed import dataset_plan
+    from headway.data.feeding.segmented import dataset_plan
 
     plan = dataset_plan(config(folder, full).row_settings, 64)
     return [plan.picks(step, 0, 8).rows.tolist() for step in range(steps)]

@@ -50,12 +50,11 @@ def chat(
     step: StepOption = None,
 ) -> None:
     """Run `headway chat`."""
-    from headway.parallel.world import pick_device
     from headway.training.evaluation.conversation import Conversation, Sampling
     from headway.training.evaluation.inference import load_trained
 
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-    trained = load_trained(model, step=step, device=pick_device("auto"))
+    trained = load_trained(model, step=step, device="auto")
     conversation = Conversation(trained, sampling)
     if system:
         conversation.set_system(as_utf8(system, "--system"))

@@ -37,7 +37,6 @@ def generate(
     step: StepOption = None,
 ) -> None:
     """Run `headway generate`."""
-    from headway.parallel.world import pick_device
     from headway.training.evaluation.inference import continue_text, load_trained
 
     if prompt == "-":
@@ -45,7 +44,7 @@ def generate(
     else:
         text = as_utf8(prompt, "--prompt")
     pieces = continue_text(
-        load_trained(model, step=step, device=pick_device("auto")),
+        load_trained(model, step=step, device="auto"),
         text,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -10,6 +10,7 @@ import typer
 from headway.command_line import JsonOption, RunArgument, print_json, print_table
 from headway.core.console import print_line
 from headway.core.errors import CheckpointError
+from headway.run.directory.ledger_proof import prove
 
 if TYPE_CHECKING:
     from headway.run.directory.ledger_proof import LedgerProof
@@ -45,8 +46,6 @@ def ledger(
     json: JsonOption = False,
 ) -> None:
     """Run `headway ledger`."""
-    from headway.run.directory.ledger_proof import prove
-
     proof = prove(run, store, every_row)
     if json:
         print_json(_plain(proof))

@@ -212,8 +212,7 @@ def _dial(config: Path, minutes: float | None, size: str | None, depth: int | No
 
 
 def _config_for(folder: Path, overrides: list[str], dial: Dial, restart: bool) -> Config:
-    from headway.core.process.variables import with_variables
-    from headway.run.supervisor.local_workers import ONE_THREAD
+    from headway.core.process.variables import ONE_THREAD, with_variables
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         from headway.cli.start.folder import config_for

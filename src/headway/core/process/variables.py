@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+#: Keeps NumPy from starting threads when it is loaded: a process with several threads cannot be copied.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+
 
 @contextmanager
 def with_variables(variables: Mapping[str, str | None]) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,30 +18,11 @@ from torch.utils.data import default_collate
 from headway.core.errors import DataError, HeadwayError
 from headway.core.random import derive_seed
 from headway.data.feeding.decoding import DecodingProcesses
-from headway.data.feeding.plan import PlainPlan, RowPlan
+from headway.data.feeding.plan import RowPlan
 from headway.data.feeding.planned_feed import PlannedFeed
-from headway.data.feeding.segmented import SegmentedPlan
 
-if TYPE_CHECKING:
-    from headway.config.schema import RowSettings
-
-#: Name of the only source of a run on a map-style dataset.
-DATASET = "dataset"
 #: Stands for the step in the seeds of an evaluation's samples.
 _EVALUATION = -1
-
-
-def dataset_plan(settings: RowSettings, rows: int) -> RowPlan:
-    """Make the plan of a resolved config's settings for a map-style dataset with so many rows.
-
-    Raises:
-        DataError: The dataset is empty.
-    """
-    if not rows:
-        raise DataError("the dataset has no rows", where=DATASET, fix="give it at least one")
-    if settings.segments:
-        return SegmentedPlan(settings.segments, settings.sections)
-    return PlainPlan([DATASET], [rows], settings.seed, settings.train.batches)
 
 
 class Reader:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.errors import DataError
 from headway.data.feeding.continuation import Continuation, RowMap, map_rows
 from headway.data.feeding.mixture import Beginning, is_mixed, length_at, plan_mixture
 from headway.data.feeding.plan import EpochUse, MixedPlan, Picks, PlainPlan, RowPlan
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from headway.config.schema import RowSettings
     from headway.config.sections.segments import Segment
     from headway.data.feeding.split import SplitRows
+
+#: Name of the only source of a run on a map-style dataset.
+DATASET = "dataset"
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,30 @@ def plan_of(settings: RowSettings, rows: SplitRows) -> RowPlan:
         return PlainPlan(rows.sources, rows.counts(length), settings.seed, train.batches, length)
     mixture = plan_mixture(settings.data, train, rows.sources, rows.counts, where=rows.where)
     return MixedPlan(mixture, settings.seed)
+
+
+def dataset_plan(settings: RowSettings, rows: int) -> RowPlan:
+    """Make the plan of a resolved config's settings for a map-style dataset with so many rows.
+
+    Raises:
+        DataError: The dataset is empty.
+    """
+    if not rows:
+        raise DataError("the dataset has no rows", where=DATASET, fix="give it at least one")
+    if settings.segments:
+        return SegmentedPlan(settings.segments, settings.sections)
+    return PlainPlan([DATASET], [rows], settings.seed, settings.train.batches)
+
+
+def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, Any]:
+    """Describe, as plain JSON, all but the store that determines the rows of the steps before `last_step`."""
+    packing = rows.packing
+    document_mask = rows.document_mask
+    if isinstance(plan, SegmentedPlan):
+        segment = plan.segments[plan.number_at(max(0, last_step - 1))]
+        packing = segment.packing
+        document_mask = segment.document_mask
+    return {**plan.describe(last_step), "packing": packing, "document_mask": document_mask}
 
 
 def _positions(plan: RowPlan, step: int, after: bool) -> list[tuple[int, int]]:

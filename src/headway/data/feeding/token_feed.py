@@ -13,7 +13,7 @@ from headway.data.feeding.packing import PackingFigures
 from headway.data.feeding.plan import Picks, RowPlan
 from headway.data.feeding.planned_feed import PlannedFeed
 from headway.data.feeding.rows import RowBlock, padding_warning
-from headway.data.feeding.segmented import SegmentedPlan, plan_of
+from headway.data.feeding.segmented import SegmentedPlan, describe_rows, plan_of
 from headway.data.feeding.split import SplitRows
 from headway.data.feeding.training_rows import earlier_rows, training_rows
 from headway.data.store import TokenStore
@@ -110,14 +110,3 @@ class TokenFeed(PlannedFeed):
         if segment not in self._opened:
             self._opened[segment] = self._earlier_rows(segment)
         return self._opened[segment]
-
-
-def describe_rows(plan: RowPlan, rows: SplitRows, last_step: int) -> dict[str, Any]:
-    """Return the description that `TokenFeed.describe` gives."""
-    packing = rows.packing
-    document_mask = rows.document_mask
-    if isinstance(plan, SegmentedPlan):
-        segment = plan.segments[plan.number_at(max(0, last_step - 1))]
-        packing = segment.packing
-        document_mask = segment.document_mask
-    return {**plan.describe(last_step), "packing": packing, "document_mask": document_mask}

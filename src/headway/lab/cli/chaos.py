@@ -25,6 +25,9 @@ from headway.core.errors import ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.files.scratch import scratch_folder
 from headway.data.epochs import in_steps
+from headway.lab.chaos.drill import drill as run_drill
+from headway.lab.chaos.drill_report import HEADERS, drill_page, rows, verdict
+from headway.lab.chaos.report import render, run_campaign
 
 HELP = """Kill a training run again and again, and check that its result is as if nothing had happened.
 
@@ -116,9 +119,6 @@ def drill(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway chaos drill`."""
-    from headway.lab.chaos.drill import drill as run_drill
-    from headway.lab.chaos.drill_report import HEADERS, drill_page, rows, verdict
-
     limit = None if max_recovery is None else seconds_of(max_recovery, "--max-recovery", "60s")
     with nullcontext(output) if output else scratch_folder("headway-drill-") as folder:
         result = run_drill(run, folder, remote=remote, every=every, losses=loss)
@@ -199,8 +199,6 @@ def campaign(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway chaos`."""
-    from headway.lab.chaos.report import render, run_campaign
-
     try:
         counts = [int(count) for count in workers.split(",")]
     except ValueError:

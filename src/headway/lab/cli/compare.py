@@ -9,6 +9,7 @@ import typer
 
 from headway.command_line import JsonOption, check_folder, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_lines
+from headway.lab.compare import page
 from headway.lab.compare.evidence import DOCUMENTS, Margin
 from headway.telemetry.runs import difference_rows, result_rows
 from headway.training.evaluation.benchmarks import check_installed, wanted_by_hand
@@ -70,9 +71,7 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Run `headway compare`."""
-    from headway.lab.compare import page
-    from headway.lab.compare.compare import Wanted, as_json
-    from headway.lab.compare.compare import compare as run
+    from headway.lab.compare.compare import Wanted, as_json, compare_models
     from headway.parallel.world import pick_device
 
     check_folder(output)
@@ -83,7 +82,7 @@ def compare(
         names = tasks.split(",")
         benchmarks = wanted_by_hand(names, device=device, limit=limit, few_shot=few_shot, download=download)
     wanted = Wanted(data, documents, sequence_length, None if margin is None else Margin.parse(margin), benchmarks)
-    compared = run(models, wanted, evaluates=not curves)
+    compared = compare_models(models, wanted, evaluates=not curves)
     if output is not None:
         with writing(output):
             notice(f"wrote {page.write_page(compared, output)}")
@@ -111,8 +110,6 @@ def compare(
 
 def _print(compared: Compared) -> None:
     """Print the tables, and what they show."""
-    from headway.lab.compare import page
-
     names = compared.runs.names
     numeric = range(1, len(names) + 1)
     if names:

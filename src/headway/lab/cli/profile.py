@@ -12,6 +12,7 @@ from headway.core.console import print_line, print_lines
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes
 from headway.data.epochs import in_steps
+from headway.lab.profiling.plan import TRACED_STEPS, Plan
 from headway.lab.profiling.roofline import ceiling_text, seconds_text
 from headway.lab.profiling.tables import (
     OPERATOR_HEADERS,
@@ -63,9 +64,7 @@ def profile(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway profile`."""
-    from headway.lab.profiling.profiler import Plan
-    from headway.lab.profiling.run import TRACED_STEPS, check
-    from headway.lab.profiling.run import profile as run
+    from headway.lab.profiling.run import check, run_profile
 
     if dry_run and as_json:
         raise ConfigError("a dry run has no result in JSON", where="--dry-run, --json", fix="leave one of them out")
@@ -79,7 +78,7 @@ def profile(
         print_line(f"profile    {warmup} steps to warm up, {steps} timed, {plan.traced} traced, 1 with a save")
         print_line(f"files      in {output}/")
         return
-    found = run(loaded, plan, output)
+    found = run_profile(loaded, plan, output)
     if as_json:
         more = {"verdict": found.verdict, "spread": found.spread.model_dump(mode="json"), "warnings": warnings(found)}
         print_json({**found.model_dump(mode="json"), **more})

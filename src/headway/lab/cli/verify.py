@@ -10,6 +10,7 @@ import typer
 from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json
 from headway.core.console import print_line
 from headway.data.epochs import in_steps
+from headway.lab.verify.reproducibility import verify as run
 
 HELP = """Check that a config is reproducible bit for bit, as its determinism promises.
 
@@ -37,8 +38,6 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway verify`."""
-    from headway.lab.verify.reproducibility import verify as run
-
     verdict = run(in_steps(load(config, overrides)), steps, other_workers)
     if as_json:
         print_json({"passed": verdict.passed, **asdict(verdict)})

@@ -75,7 +75,7 @@ class Compared:
         return {name: runs for name, runs in found.items() if runs}
 
 
-def compare(words: Sequence[str], wanted: Wanted, *, evaluates: bool = True) -> Compared:
+def compare_models(words: Sequence[str], wanted: Wanted, *, evaluates: bool = True) -> Compared:
     """Compare models with the first one.
 
     What has stopped the evidence is kept in the result: curves and configs can be compared without it.

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headway.core.files.atomic import atomic_write
 from headway.core.format import UNKNOWN
-from headway.lab.compare.compare import Compared
 from headway.lab.compare.evidence import DIFFERENCES, Difference, Evidence, ItemDifference, Margin
 from headway.telemetry import html
 from headway.telemetry.curves import half_window, smooth
 from headway.telemetry.markdown import in_markdown, markdown_table
 from headway.telemetry.overlay import overlay_chart
 from headway.telemetry.runs import difference_rows, result_rows
+
+if TYPE_CHECKING:
+    from headway.lab.compare.compare import Compared
 
 #: Changed config keys that a comment on a pull request lists.
 _MOST_KEYS = 20

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from headway.core.coordination.heartbeat import Phase, observe
 from headway.core.startup.dtensors import is_dtensor
 from headway.lab.profiling.ceilings import measure_ceilings, raised_by
+from headway.lab.profiling.plan import Plan
 from headway.lab.profiling.record import BOTH_PASSES, StepTimes, Work, WorkerRecord
 from headway.lab.profiling.tracing import Tracing
 from headway.parallel.blocks import local_part
@@ -115,21 +116,6 @@ class StepRecorder:
             seconds = start.elapsed_time(end) / 1000 if self._cuda else end - start
             parts[part] = parts.get(part, 0.0) + seconds
         return StepTimes(seconds=sum(parts.values()), parts=parts, waiting=step.waiting)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Numbers of steps of each kind."""
-
-    warmup: int
-    timed: int
-    traced: int
-    snapshot: bool = False
-
-    @property
-    def steps(self) -> int:
-        """Number of all steps, including the one in which the run stops and saves."""
-        return self.warmup + self.timed + self.traced + 1
 
 
 class Profiler(Callback):

@@ -16,7 +16,7 @@ from headway.core.files.atomic import atomic_write, write_json
 from headway.core.files.scratch import scratch_folder
 from headway.core.version import __version__
 from headway.lab.profiling.page import render_page
-from headway.lab.profiling.profiler import Plan
+from headway.lab.profiling.plan import TRACED_STEPS, Plan
 from headway.lab.profiling.record import Profile, WorkerRecord
 from headway.lab.profiling.roofline import Analysis, analyse
 from headway.parallel.world import pick_device
@@ -30,8 +30,6 @@ from headway.run.supervisor.watchdog import in_words
 
 _NEVER = Interval(10**12, "steps")
 _OF_A_WORKER = re.compile(r"trace-\d+\.json\.gz|memory-\d+\.pickle")
-#: Few steps, since a trace of every operator is large.
-TRACED_STEPS = 3
 #: Minimum of `--steps`.
 LEAST_TIMED_STEPS = 2
 
@@ -70,7 +68,7 @@ def _most_timed(plan: Plan, steps: int) -> int | None:
     return next((one.timed for one in shorter if one.steps <= steps), None)
 
 
-def profile(config: Config, plan: Plan, output: Path) -> Profile:
+def run_profile(config: Config, plan: Plan, output: Path) -> Profile:
     """Train the config's first steps in a temporary run directory and analyse their time.
 
     Args:

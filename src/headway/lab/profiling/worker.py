@@ -11,7 +11,8 @@ from headway.config import load_config
 from headway.core.errors import Preempted
 from headway.core.files.atomic import atomic_write
 from headway.core.process.exit import exit_process
-from headway.lab.profiling.profiler import Plan, Profiler
+from headway.lab.profiling.plan import Plan
+from headway.lab.profiling.profiler import Profiler
 from headway.run.session.attempt import RunOptions
 from headway.run.session.preflight import RunPlan
 from headway.run.session.session import run_in_this_process

@@ -20,10 +20,8 @@ from headway.config.sections.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.format import plural
-from headway.data.feeding.dataset_feed import dataset_plan
 from headway.data.feeding.plan import RowPlan
-from headway.data.feeding.segmented import plan_of
-from headway.data.feeding.token_feed import describe_rows
+from headway.data.feeding.segmented import dataset_plan, describe_rows, plan_of
 from headway.data.feeding.training_rows import training_rows
 from headway.data.pinned import pinned
 from headway.data.remote_store import open_store

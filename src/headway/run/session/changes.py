@@ -16,8 +16,7 @@ from headway.config.sections.segments import PartRows, Segment
 from headway.core.console import notice, warning
 from headway.core.errors import DataError
 from headway.data.feeding.continuation import START_EPOCH
-from headway.data.feeding.dataset_feed import DATASET
-from headway.data.feeding.segmented import SegmentedPlan
+from headway.data.feeding.segmented import DATASET, SegmentedPlan
 from headway.data.feeding.split import SplitRows
 from headway.data.feeding.training_rows import row_lengths, store_parts
 from headway.data.growth import Lost, locate

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from headway.config import Config, load_resolved
 from headway.core.coordination.launched import world_size_from_environment
+from headway.core.process.variables import ONE_THREAD, with_variables
 from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
 
@@ -31,6 +30,9 @@ def with_precision(config: Config, *, restart: bool = False) -> Config:
 
 def _faster_precision(device: str) -> str:
     """Return the faster one of bf16 and fp32, without any use of a GPU: copies of this process could not use it."""
+    with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
+        import torch
+
     accelerated = torch.cuda.is_available() or torch.backends.mps.is_available()
     if device in ("cuda", "mps") or (device == "auto" and accelerated):
         return "bf16"

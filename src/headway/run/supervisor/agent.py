@@ -14,12 +14,12 @@ from headway.config import Config
 from headway.core.coordination.launched import MachinePart
 from headway.core.errors import HeadwayError, Preempted
 from headway.core.process.signals import STOP_SIGNALS, handled
-from headway.core.process.variables import with_variables
+from headway.core.process.variables import ONE_THREAD, with_variables
 from headway.core.startup.loading import without_collecting
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.attempt import ATTEMPT_VARIABLE
 from headway.run.supervisor.error_report import ErrorReport, WorkerDied, most_telling_report
-from headway.run.supervisor.local_workers import ONE_THREAD, WorkersFailed, WorkersStopped, start_workers
+from headway.run.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.run.supervisor.watchdog import in_words
 
 

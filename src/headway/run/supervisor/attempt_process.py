@@ -16,10 +16,10 @@ from headway.config import Config
 from headway.core.console import say
 from headway.core.errors import INTERRUPTED, CheckpointError, HeadwayError, explain_refusal
 from headway.core.process.exit import exit_process
+from headway.core.process.variables import ONE_THREAD
 from headway.run.directory.run_directory import Attempt
 from headway.run.session.attempt import RunOptions, preemptible
 from headway.run.supervisor.error_report import ErrorReport
-from headway.run.supervisor.local_workers import ONE_THREAD
 from headway.run.supervisor.messages import AttemptChannel, Done, Order
 from headway.run.supervisor.worker import begin_process
 

@@ -27,12 +27,9 @@ from headway.core.files.foreign import read_json_lines
 from headway.core.files.scratch import file_in_memory
 from headway.core.process.command import module_command
 from headway.core.process.signals import STOP_SIGNALS, handled, reset
-from headway.core.process.variables import with_variables
+from headway.core.process.variables import ONE_THREAD, with_variables
 from headway.run.supervisor.processes import can_be_copied
 from headway.run.supervisor.worker import SPARE_VARIABLE
-
-#: Keeps NumPy from starting threads when it is loaded: a process with several threads cannot be copied.
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 #: The time between looks at the workers, and the time that they may take to end when they are asked to.
 _POLL_SECONDS = 0.05

@@ -106,15 +106,22 @@ def explain_full_gpu() -> Iterator[None]:
 
 
 @explain_full_gpu()
-def load_trained(path: Path, *, step: int | None = None, device: torch.device | None = None) -> TrainedModel:
+def load_trained(
+    path: Path, *, step: int | None = None, device: torch.device | Literal["auto"] | None = None
+) -> TrainedModel:
     """Load a model from a run directory or a Hugging Face folder.
 
     Of a run, load the newest good checkpoint, or that of the given step.
+
+    Args:
+        device: Where the model computes: the CPU when not given, the fastest device of this machine for "auto".
 
     Raises:
         ConfigError: the path is neither, or the device's memory ran out.
         CheckpointError: there is no checkpoint that verifies.
     """
+    if device == "auto":
+        device = pick_device("auto")
     device = device or torch.device("cpu")
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return _from_run(path, step, device)
@@ -397,7 +404,7 @@ def evaluate_trained(path: Path, *, step: int | None = None, **settings: Any) ->
         ConfigError: as `load_trained` and `evaluate_model`.
         DataError: as `evaluate_model`.
     """
-    return evaluate_model(load_trained(path, step=step, device=pick_device("auto")), path, **settings)
+    return evaluate_model(load_trained(path, step=step, device="auto"), path, **settings)
 
 
 def _numbers(result: Evaluation) -> dict[str, Any]:

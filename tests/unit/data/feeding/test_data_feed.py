@@ -15,9 +15,10 @@ from headway.config import Batches, Config
 from headway.config.schema import DataConfig
 from headway.core.errors import DataError
 from headway.core.types import Feed
-from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, Reader, dataset_plan
+from headway.data.feeding.dataset_feed import DatasetEvaluationFeed, DatasetFeed, Reader
 from headway.data.feeding.evaluation_feed import EvaluationFeed
 from headway.data.feeding.plan import PlainPlan
+from headway.data.feeding.segmented import dataset_plan
 from headway.data.feeding.token_feed import TokenFeed
 from headway.data.store import TokenStore
 from headway.text.preparing.prepare import prepare

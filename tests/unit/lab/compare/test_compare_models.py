@@ -18,7 +18,7 @@ from headway.core.errors import CheckpointError, ConfigError, DataError
 from headway.data.store import TokenStore
 from headway.lab.compare import evaluating
 from headway.lab.compare.candidates import find_groups
-from headway.lab.compare.compare import Wanted, as_json, compare
+from headway.lab.compare.compare import Wanted, as_json, compare_models
 from headway.lab.compare.evidence import ItemResults, Margin, item_differences
 from headway.lab.compare.page import markdown, write_page
 from headway.training.evaluation.document_losses import Document, document_losses
@@ -34,7 +34,7 @@ def in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def found(*words: str, **wanted: Any) -> dict[str, Any]:
-    compared = compare(words, Wanted(**wanted))
+    compared = compare_models(words, Wanted(**wanted))
     if compared.why_not is not None:
         raise compared.why_not
     return as_json(compared)
@@ -239,7 +239,7 @@ def test_items_of_benchmarks_are_compared_in_pairs() -> None:
 
 
 def test_the_page_has_curves_before_evidence(place: Path) -> None:
-    compared = compare(["runs/a", "runs/b"], Wanted())
+    compared = compare_models(["runs/a", "runs/b"], Wanted())
     text = write_page(compared, place / "page.html").read_text()
     assert text.count('<div class="plot"') == 3
     places = [text.index(part) for part in ('<div class="plot"', "Loss on held-out documents", "How many documents")]
@@ -248,7 +248,7 @@ def test_the_page_has_curves_before_evidence(place: Path) -> None:
 
 
 def test_a_comment_has_ratios_and_curves(place: Path) -> None:
-    text = markdown(compare(["runs/a", "runs/b"], Wanted(), evaluates=False))
+    text = markdown(compare_models(["runs/a", "runs/b"], Wanted(), evaluates=False))
     records = {name: [json.loads(line) for line in (place / f"runs/{name}/metrics.jsonl").open()] for name in "ab"}
     losses = {name: [one["train/loss"] for one in found if "train/loss" in one] for name, found in records.items()}
     lines = [json.loads(line) for line in re.findall(r"^    line (\[.*\])$", text, flags=re.MULTILINE)]
@@ -262,7 +262,7 @@ def test_a_comment_has_ratios_and_curves(place: Path) -> None:
 
 
 def test_markdown_for_a_pull_request() -> None:
-    text = markdown(compare(["runs/a", "runs/b"], Wanted(margin=Margin.parse("1%"))))
+    text = markdown(compare_models(["runs/a", "runs/b"], Wanted(margin=Margin.parse("1%"))))
     assert text.startswith("### Comparison with a\n") and "| b |" in text and "non-inferior within 1%" in text
     assert "optimizer.learning\\_rate" in text and "95 % interval" in text
 

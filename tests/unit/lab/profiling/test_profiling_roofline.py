@@ -18,7 +18,8 @@ from headway.core.errors import ConfigError
 from headway.core.statistics import covered
 from headway.lab.profiling import run as profiling_run
 from headway.lab.profiling.page import COLOURS, memory_chart, render_page
-from headway.lab.profiling.profiler import Plan, _iterations_flops
+from headway.lab.profiling.plan import Plan
+from headway.lab.profiling.profiler import _iterations_flops
 from headway.lab.profiling.record import Ceilings, Memory, Product, Profile, StepTimes, Work, WorkerRecord
 from headway.lab.profiling.roofline import Analysis, analyse
 from headway.lab.profiling.tables import part_rows, profiler_text, spread_text, warnings
@@ -260,7 +261,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(profiling_run, "check", lambda config, plan: config)
     (tmp_path / "taken").touch()
     with pytest.raises(ConfigError) as error:
-        profiling_run.profile(config(tmp_path), Plan(1, 2, 2), tmp_path / "taken")
+        profiling_run.run_profile(config(tmp_path), Plan(1, 2, 2), tmp_path / "taken")
     assert error.value.where == str(tmp_path / "taken") and "--output" in str(error.value.fix)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from headway.config import load_config
 from headway.core.errors import ConfigError
-from headway.lab.profiling.profiler import Plan
+from headway.lab.profiling.plan import Plan
 from headway.lab.profiling.run import ProfileFailed, _files_of_workers, _work, check
 from headway.run.supervisor.local_workers import WorkersStopped
 

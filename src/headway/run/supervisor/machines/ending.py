@@ -18,12 +18,11 @@ from headway.core.coordination.launch_code import left_code
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import INTERRUPTED, HeadwayError, error_with
 from headway.core.files.foreign import as_number
-from headway.core.process.variables import with_variables
+from headway.core.process.variables import ONE_THREAD, with_variables
 from headway.run.directory.run_directory import IDENTITY_KEY, RunDirectory
 from headway.run.session.attempt import are_steps_done, final_step
 from headway.run.supervisor.attempt_client import has_data
 from headway.run.supervisor.error_report import WorkerDied
-from headway.run.supervisor.local_workers import ONE_THREAD
 from headway.run.supervisor.machines.messages import RunEnd
 
 #: Of `recorded_end`: errors of any time count, since no lead has come to remove their causes.
