@@ -27,6 +27,7 @@ from headway.core.format import printable
 from headway.serve.asking import RefusedRequest, user_of
 from headway.serve.backend import Answer, Call
 from headway.serve.metrics import Metrics
+from headway.serve.options import Limits
 from headway.serve.served import Arm
 
 if TYPE_CHECKING:
@@ -50,17 +51,6 @@ _PAGE = {
     "/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
     "/chat.css": ("chat.css", "text/css; charset=utf-8"),
 }
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What requests may cost."""
-
-    concurrency: int = 128
-    """Requests at once; more are answered with 429."""
-    body_bytes: int = 4 * 2**20
-    seconds: float = 600.0
-    """Time of a reply."""
 
 
 @dataclass

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 from headway.core.console import notice
 from headway.core.credentials.keys import key_text
@@ -17,77 +15,19 @@ from headway.core.exposure import check_secret, is_this_machine, server_context,
 from headway.models.versions import is_reference, local_folder, open_registry, resolve
 from headway.serve.backend import Backend
 from headway.serve.engine import Engine
-from headway.serve.front import Front, Limits, request_name
+from headway.serve.front import Front, request_name
 from headway.serve.metrics import Metrics
 from headway.serve.native import NativeBackend
+from headway.serve.options import EngineName, EngineOptions, Place, ServerOptions, Source
 from headway.serve.program import ProgramBackend, find_vllm
 from headway.serve.served import Arm, Found, follow_all
-from headway.serve.server import Place, listen, serve
+from headway.serve.server import listen, serve
 from headway.training.evaluation.inference import export_trained, load_trained
 
 #: Environment variable with the key that clients must send.
 KEY_VARIABLE = "HEADWAY_API_KEY"
 #: The arm of a server without an experiment.
 _ONLY = "model"
-
-EngineName = Literal["auto", "headway", "vllm"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Which model is served."""
-
-    model: str
-    """A path, or a reference to a registry."""
-    step: int | None = None
-    registry: str | None = None
-    storage: Mapping[str, Any] | None = None
-    name: str | None = None
-    """The name that clients ask for."""
-
-    @property
-    def served_name(self) -> str:
-        """The name that clients ask for; that of the model or the folder when not given."""
-        if self.name is not None:
-            return self.name
-        return self.model.partition("@")[0] if is_reference(self.model) else Path(self.model).absolute().name
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What computes, and within which limits."""
-
-    engine: EngineName = "auto"
-    rows: int = 32
-    """The most sequences in a step."""
-    exact: bool = True
-    max_tokens: int = 4096
-    arguments: tuple[str, ...] = ()
-    """More arguments of vLLM."""
-
-    @property
-    def program(self) -> str | None:
-        """The program behind the front; None for the engine of this process.
-
-        Raises:
-            ConfigError: vLLM is wanted, and not installed.
-        """
-        found = None if self.engine == "headway" else find_vllm()
-        if self.engine == "vllm" and found is None:
-            raise ConfigError(
-                "vLLM is not installed", where="--engine vllm", fix="python -m pip install vllm, or --engine headway"
-            )
-        return found
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How it is served."""
-
-    place: Place
-    limits: Limits
-    drain_seconds: float = 5.0
-    follow_seconds: float = 10.0
 
 
 def serve_model(source: Source, engine: EngineOptions, options: ServerOptions) -> None:
@@ -171,7 +111,7 @@ def _find(source: Source, engine: EngineOptions, metrics: Metrics) -> Found:
 
 def _load(path: Path, source: Source, options: EngineOptions, metrics: Metrics, *, label: str) -> Backend:
     """Load a model, and return when it can answer."""
-    program = options.program
+    program = _program(options.engine)
     if program is not None:
         return _load_program(program, path, source, options, label=label)
     trained = load_trained(path, step=source.step, device="auto")
@@ -209,3 +149,17 @@ def _load_program(program: str, path: Path, source: Source, options: EngineOptio
         environment=os.environ,
         owned=owned,
     )
+
+
+def _program(engine: EngineName) -> str | None:
+    """Return the program behind the front; None for the engine of this process.
+
+    Raises:
+        ConfigError: vLLM is wanted, and not installed.
+    """
+    found = None if engine == "headway" else find_vllm()
+    if engine == "vllm" and found is None:
+        raise ConfigError(
+            "vLLM is not installed", where="--engine vllm", fix="python -m pip install vllm, or --engine headway"
+        )
+    return found

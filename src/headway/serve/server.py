@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.serve.front import Front
+from headway.serve.options import Place
 
 #: Time from a connection, or from the end of a reply, to the end of the next request's headers.
 HEADER_SECONDS = 10.0
@@ -23,16 +22,6 @@ HEADER_SECONDS = 10.0
 STALL_SECONDS = 30.0
 #: Connections at once, for each request at once.
 _CONNECTIONS = 8
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the server listens."""
-
-    host: str
-    port: int
-    tls: tuple[Path, Path] | None = None
-    """Certificate and key as PEM files."""
 
 
 class Connection(H11Protocol):  # type: ignore[misc]

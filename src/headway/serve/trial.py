@@ -10,7 +10,8 @@ from headway.serve.experiment.experiment import PATH, Experiment
 from headway.serve.experiment.journal import Plan
 from headway.serve.front import Front
 from headway.serve.metrics import Metrics
-from headway.serve.run import KEY_VARIABLE, EngineOptions, ServerOptions, Source, access_key, finder, run_front
+from headway.serve.options import EngineOptions, ServerOptions, Source
+from headway.serve.run import KEY_VARIABLE, access_key, finder, run_front
 from headway.serve.served import Arm, follow_all
 
 

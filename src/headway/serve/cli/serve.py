@@ -29,6 +29,7 @@ from headway.serve.experiment.report import headline, page, table_of
 from headway.serve.experiment.report import report as read
 from headway.serve.experiment.sequential import SequentialTest
 from headway.serve.experiment.split import Split
+from headway.serve.options import EngineOptions, Limits, Place, ServerOptions, Source
 
 HELP = """Serve a trained model with OpenAI's interface, and try one version against another.
 
@@ -177,9 +178,7 @@ def run(
 ) -> None:
     """Run `headway serve`."""
     _check_installed()
-    from headway.serve.front import Limits
-    from headway.serve.run import EngineOptions, ServerOptions, Source, serve_model
-    from headway.serve.server import Place
+    from headway.serve.run import serve_model
     from headway.serve.trial import serve_experiment
 
     if batch & (batch - 1):
