@@ -11,12 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.checkpoint.retention import Every
 from headway.core.credentials.secrets import redact_values
 from headway.core.files.foreign import LINE_BYTES, as_number, open_regular, parse_json_lines, read_json, read_text
 
 if TYPE_CHECKING:
-    from headway.config import Batches
+    from headway.config import Batches, Interval
 
 #: Key of the context: `full` or `light`.
 KIND = "kind"
@@ -91,7 +90,7 @@ def _drop_diff(record: Any) -> None:
         git.pop("diff", None)
 
 
-def crossed(interval: Every, before: tuple[int, float], now: tuple[int, float], batches: Batches | None) -> bool:
+def crossed(interval: Interval, before: tuple[int, float], now: tuple[int, float], batches: Batches | None) -> bool:
     """Return whether a periodic event is due now, given its last occurrence.
 
     Points in time are (step, Unix seconds). In steps and tokens, the event is due if a multiple of the interval lies
@@ -122,7 +121,7 @@ class Periodic:
         batches: Tokens of each step, for an interval in tokens.
     """
 
-    def __init__(self, every: Every | None, last_step: int | None, batches: Batches | None) -> None:
+    def __init__(self, every: Interval | None, last_step: int | None, batches: Batches | None) -> None:
         self._every = every
         self._last_step = last_step
         self._batches = batches

@@ -18,14 +18,15 @@ from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.records import RECORDS, RecordsPacker
 from headway.checkpoint.remote.open import place_settings
 from headway.checkpoint.remote_copies import RemoteCopies, TierAccess
-from headway.checkpoint.retention import Every, Rules
+from headway.checkpoint.retention import Rules
 from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.skipped_ranges import Ranges
+from headway.config import Batches, Interval
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, HeadwayError
 
 if TYPE_CHECKING:
-    from headway.config import Batches, Config
+    from headway.config import Config
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RemoteSettings:
 
     place: Mapping[str, Any]
     """URL, options and encryption of the tier (`place_settings`)."""
-    every: Every | None
+    every: Interval | None
     """Interval of uploads; None uploads every checkpoint."""
     rules: Rules
 
@@ -52,7 +53,7 @@ class MaintainerSettings:
     """The last step of the run."""
     tokens_per_step: tuple[tuple[int, int], ...]
     """From which step on how many tokens (`Batches.token_parts`)."""
-    full_every: Every | None
+    full_every: Interval | None
     rules: Rules
     skipped_ranges: Ranges = ()
     """Half-open ranges of steps whose rows are skipped."""
@@ -80,7 +81,7 @@ class MaintainerSettings:
         checkpoint = config.checkpoint
         remote = None
         if checkpoint.remote is not None:
-            every = None if sends_all else Every.of(checkpoint.remote.every)
+            every = None if sends_all else checkpoint.remote.every
             remote = RemoteSettings(place_settings(checkpoint.remote), every, Rules.of(checkpoint.remote))
         return cls(
             Path(config.run_directory).absolute(),
@@ -88,21 +89,19 @@ class MaintainerSettings:
             run_identity(config, data),
             config.train.steps,
             tuple(config.train.batches.token_parts()),
-            Every.of(checkpoint.full_every),
+            checkpoint.full_every,
             Rules.of(checkpoint),
             skipped_ranges,
             remote,
         )
 
     def batches(self) -> Batches | None:
-        """Return the run's batches; None without an interval in tokens: the config package takes long to import."""
+        """Return the run's batches; None without an interval in tokens."""
         intervals = [self.full_every, self.rules.keep_every]
         if self.remote is not None:
             intervals += [self.remote.every, self.remote.rules.keep_every]
         if not any(interval is not None and interval.unit == "tokens" for interval in intervals):
             return None
-        from headway.config import Batches  # not at the top: the process that writes checkpoints does without configs
-
         return Batches(self.tokens_per_step)
 
 

@@ -5,29 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headway.checkpoint.lineage import UNKNOWN, Origin, ancestors
+from headway.config import Interval
 from headway.core.format import format_seconds
 
 if TYPE_CHECKING:
-    from headway.config import Interval, RetentionConfig
-
-
-class Every(NamedTuple):
-    """An interval, without the config package, whose import would delay the writer process."""
-
-    amount: int
-    unit: str
-    """`steps`, `tokens` or `seconds`."""
-
-    def __str__(self) -> str:
-        return f"{self.amount:,} {self.unit}"
-
-    @classmethod
-    def of(cls, interval: Interval | None) -> Every | None:
-        """Convert an interval of a config."""
-        return None if interval is None else cls(interval.amount, interval.unit)
+    from headway.config import RetentionConfig
 
 
 @dataclass(frozen=True)
@@ -35,7 +20,7 @@ class Rules:
     """The retention rules (`config.RetentionConfig`)."""
 
     keep: int = 3
-    keep_every: Every | None = None
+    keep_every: Interval | None = None
     keep_best: int = 0
     keep_metric: str = "evaluation/loss"
     keep_mode: str = "min"
@@ -47,7 +32,7 @@ class Rules:
         """Convert the rules of a config."""
         age = config.keep_for.amount if config.keep_for is not None else None
         best = config.keep_best, config.keep_metric, config.keep_mode
-        return cls(config.keep, Every.of(config.keep_every), *best, age)
+        return cls(config.keep, config.keep_every, *best, age)
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import Manifest, read_manifest
+from headway.config import Config, identity
 from headway.core.errors import CheckpointError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
-
-if TYPE_CHECKING:
-    from headway.config import Config
 
 #: Key of a manifest's context: fingerprint of the config values that decide the run's mathematics
 #: (`headway.config.derived.identity`).
@@ -128,8 +126,6 @@ def run_identity(config: Config, data: str | None = None, run: Path | None = Non
         data: Fingerprint of its data.
         run: The run directory; the config's if None.
     """
-    from headway.config import identity  # not at the top: the process that writes checkpoints does without configs
-
     run = Path(run or config.run_directory).absolute()
     name = run.resolve().name  # also the name of its remote tier
     return RunIdentity(run, read_run_id(run), name, config.seed, fingerprint(identity(config)), data)

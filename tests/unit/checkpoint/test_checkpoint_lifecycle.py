@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from headway.checkpoint.lifecycle import bucket_rule
-from headway.checkpoint.retention import Every, Rules
+from headway.checkpoint.retention import Rules
+from headway.config import Interval
 from headway.core.errors import ConfigError
 from headway.lab.doctor.lifecycle import gcs_rules, s3_rules
 from support.runs import headway
 
-FOREVER = Rules(keep_every=Every(1000, "steps"), keep_for_seconds=20 * 86400 + 1)
+FOREVER = Rules(keep_every=Interval(1000, "steps"), keep_for_seconds=20 * 86400 + 1)
 
 
 @pytest.mark.parametrize("rules", [Rules(), FOREVER])

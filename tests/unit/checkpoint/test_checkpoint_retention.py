@@ -26,7 +26,7 @@ from headway.checkpoint.lineage import Origin
 from headway.checkpoint.post_save import CheckpointMaintainer, MaintainerSettings
 from headway.checkpoint.pruning import Pruner
 from headway.checkpoint.remote.acquire import acquire_tier
-from headway.checkpoint.retention import Candidate, Every, Rules, kept, outdated
+from headway.checkpoint.retention import Candidate, Rules, kept, outdated
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Batches, Config, Interval, RetentionConfig, TrainConfig, resolve
@@ -46,15 +46,15 @@ def made(*steps: int, **more: Any) -> list[Candidate]:
 def test_each_rule_keeps_what_it_says() -> None:
     candidates = made(*range(100, 1300, 100))
     assert outdated(candidates, Rules(keep=2), NOW) == list(range(100, 1100, 100))
-    rules = Rules(keep=1, keep_every=Every(450, "steps"))
+    rules = Rules(keep=1, keep_every=Interval(450, "steps"))
     assert sorted(kept(candidates, rules, NOW)) == [500, 900, 1200]
     tokens = [Candidate(c.step, c.time, tokens=10 * c.step) for c in candidates]
-    rules = Rules(keep=1, keep_every=Every(5000, "tokens"))
+    rules = Rules(keep=1, keep_every=Interval(5000, "tokens"))
     assert sorted(kept(tokens, rules, NOW)) == [500, 1000, 1200]
     rules = Rules(keep=1, keep_for_seconds=180)
     assert sorted(kept(candidates, rules, NOW)) == [900, 1000, 1100, 1200]
     hourly = [Candidate(step, NOW + 1800 * step) for step in range(8)]
-    kept_hourly = sorted(kept(hourly, Rules(keep=1, keep_every=Every(3600, "seconds")), NOW))
+    kept_hourly = sorted(kept(hourly, Rules(keep=1, keep_every=Interval(3600, "seconds")), NOW))
     assert len(kept_hourly) in (4, 5, 6) and kept_hourly[-1] == 7
     losses = dict(zip(range(100, 700, 100), [3.0, 1.0, 2.0, math.nan, 1.0, 5.0], strict=True))
     scored = [Candidate(step, NOW, metric=loss) for step, loss in losses.items()]
@@ -119,7 +119,7 @@ def test_a_disk_that_does_not_answer_once_costs_no_checkpoint(tmp_path: Path, mo
     stale = folder / "step-00000010" / "manifest.json"
     error = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
     refuse_to_open(monkeypatch, lambda path: error if path == stale else None)
-    Pruner(folder, Rules(keep=1, keep_every=Every(10, "steps")))(store.info(35).manifest)
+    Pruner(folder, Rules(keep=1, keep_every=Interval(10, "steps")))(store.info(35).manifest)
     assert names(folder) == [f"step-{step:08d}" for step in (10, 15, 20, 30, 35)], "15 stands in for 10"
 
 
@@ -159,7 +159,7 @@ def test_a_run_behind_a_link_has_one_place_in_the_remote_tier(tmp_path: Path) ->
         keep=st.integers(1, 3),
         keep_best=st.integers(0, 2),
         keep_mode=st.sampled_from(["min", "max"]),
-        keep_every=st.sampled_from([None, Every(7, "steps"), Every(9, "tokens"), Every(60, "seconds")]),
+        keep_every=st.sampled_from([None, Interval(7, "steps"), Interval(9, "tokens"), Interval(60, "seconds")]),
         keep_for_seconds=st.sampled_from([None, 3600]),
     ),
 )
@@ -260,11 +260,11 @@ def test_numbers_too_large_for_a_float_are_unknown(tmp_path: Path) -> None:
 )
 def test_what_is_due_between_two_checkpoints(interval: str, before: int, now: int, due: bool) -> None:
     batches = Batches(((0, 8),), 32)  # 256 tokens per step
-    assert crossed(Every.of(Interval.parse(interval)), (before, 10.0 * before), (now, 10.0 * now), batches) is due
+    assert crossed(Interval.parse(interval), (before, 10.0 * before), (now, 10.0 * now), batches) is due
 
 
 def test_a_clock_that_was_ahead_does_not_put_off_what_is_due() -> None:
-    hourly = Every(3600, "seconds")
+    hourly = Interval(3600, "seconds")
     assert crossed(hourly, (10, NOW + 30 * 86400), (20, NOW), None)
     assert not crossed(hourly, (10, NOW), (20, NOW + 10), None)
 
@@ -277,13 +277,13 @@ def settings(run: Path, **checkpoint: Any) -> MaintainerSettings:
 def test_rules_survive_the_way_to_another_process(tmp_path: Path) -> None:
     best = {"keep_best": 1, "keep_metric": "x", "keep_mode": "max"}
     keys = {"keep": 2, "keep_every": "5k steps", **best, "keep_for": "1 h"}
-    expected = Rules(2, Every(5000, "steps"), 1, "x", "max", 3600)
+    expected = Rules(2, Interval(5000, "steps"), 1, "x", "max", 3600)
     assert Rules.of(RetentionConfig(**keys)) == expected
     record = settings(tmp_path, **keys, remote={"url": "s3://b", "every": "1k tokens", **keys})
     pair = Messages[MaintainerSettings](MaintainerSettings)
     record = pair.decode(pair.encode(record))
     assert record.remote is not None and record.rules == record.remote.rules == expected
-    assert record.remote.every == Every(1000, "tokens")
+    assert record.remote.every == Interval(1000, "tokens")
 
 
 def test_full_and_light_checkpoints(tmp_path: Path) -> None:

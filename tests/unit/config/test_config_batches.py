@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.checkpoint.contents import crossed
-from headway.checkpoint.retention import Every
 from headway.config import (
     Batches,
     BatchStage,
@@ -58,7 +57,7 @@ def test_the_steps_of_uploads_are_those_that_the_remote_tier_sends(
 ) -> None:
     due: list[int] = []
     for step in batches.due_steps(saved, end):
-        if not due or crossed(Every(sent.amount, sent.unit), (due[-1], 0.0), (step, 0.0), batches):
+        if not due or crossed(Interval(sent.amount, sent.unit), (due[-1], 0.0), (step, 0.0), batches):
             due.append(step)
     assert list(batches.thinned(batches.due_steps(saved, end), sent)) == due
 

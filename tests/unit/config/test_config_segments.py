@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.checkpoint.post_save import MaintainerSettings
-from headway.checkpoint.retention import Every
 from headway.config import Batches, Config, Interval, resolve
 from headway.config.sections.segments import Segment, batches_of, begin, first_difference, up_to
 from headway.run.session.attempt import counted_for
@@ -52,7 +51,7 @@ def test_all_agrees_with_a_loop_over_steps(parts: list[tuple[int, int, int]], to
     interval = Interval(every, "tokens")
     due = [step for step in range(1, 140) if found.train.batches.is_due(interval, step)]
     assert due == [step for step in range(1, 140) if before[step] // every > before[step - 1] // every]
-    sent = replace(MaintainerSettings.of(found, 1), full_every=Every(1, "tokens")).batches()
+    sent = replace(MaintainerSettings.of(found, 1), full_every=Interval(1, "tokens")).batches()
     assert sent is not None
     assert [sent.tokens_before(step) for step in range(140)] == before
     schedule = found.schedule.model_copy(update={"name": "linear", "warmup": 0.0, "min_ratio": 0.0, "unit": "tokens"})
