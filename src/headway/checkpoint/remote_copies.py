@@ -20,14 +20,14 @@ from headway.checkpoint.remote.open import place_of
 from headway.checkpoint.remote.ownership import FencedError, OtherRunError, read_claim
 from headway.checkpoint.remote.tier import UPLOADS, RemoteTier
 from headway.checkpoint.remote.uploader import Uploader
-from headway.checkpoint.retention import Candidate, Every, Rules, outdated
+from headway.checkpoint.retention import Candidate, Rules, outdated
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.skipped_ranges import Ranges, is_outdated
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 
 if TYPE_CHECKING:
-    from headway.config import Batches
+    from headway.config import Batches, Interval
 
 #: How long an unfinished run that ends waits for an upload; it may be in the grace period of a preemption.
 LEAVING_SECONDS = 20.0
@@ -78,7 +78,7 @@ class RemoteCopies:
         self,
         access: TierAccess,
         rules: Rules,
-        every: Every | None,
+        every: Interval | None,
         batches: Batches | None,
         index: CheckpointIndex,
         *,
