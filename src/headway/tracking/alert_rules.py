@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files.atomic import atomic_write
-from headway.telemetry.anomalies import DATA_WAIT_SHARE
 from headway.telemetry.catalogue import metric
+from headway.telemetry.drifts import DATA_WAIT_SHARE
 from headway.tracking.live_run import Snapshot
 
 RULES_FILE = "headway-alerts.yaml"

@@ -24,7 +24,8 @@ from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.coordination.outcomes import SAVED_OUTCOMES
 from headway.core.files.foreign import as_number, open_regular, parse_json_lines
 from headway.core.machine.system import host_name
-from headway.telemetry.anomalies import Anomaly, AnomalyWatch
+from headway.telemetry.anomalies import AnomalyWatch
+from headway.telemetry.anomaly import Anomaly
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
 from headway.telemetry.metrics import CLOCK_JUMP, FILE_NAME, LEFT_OUT, is_own, recorded_number

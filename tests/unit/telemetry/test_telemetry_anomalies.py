@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headway.telemetry.anomalies import (
+from headway.telemetry.anomalies import AnomalyWatch, Episode, Episodes
+from headway.telemetry.anomaly import (
     _ADVICE,
     DATA_WAIT,
     GPU_MEMORY,
@@ -23,9 +24,6 @@ from headway.telemetry.anomalies import (
     UNKNOWN,
     UNSTABLE,
     VIRTUAL_MACHINES,
-    AnomalyWatch,
-    Episode,
-    Episodes,
 )
 
 Change = Callable[[int], dict[str, Any]]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from headway.core.machine.cores import read_cores
 from headway.core.machine.neighbours import Load, LoadMeter
 from headway.core.machine.system import Machine
-from headway.telemetry.anomalies import CPU_OTHERS, CPU_WAIT_SHARE
+from headway.telemetry.drifts import CPU_OTHERS, CPU_WAIT_SHARE
 from headway.training.conditions.condition import Reading
 
 #: What others must take of the processors' time that a run waited for to be the cause. A desktop or a service always
