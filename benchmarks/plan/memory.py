@@ -39,7 +39,8 @@ from headway.lab.plan.memory import plan_memory
 from headway.models.build import build_model, complete
 from headway.models.facts import part_costs
 from headway.models.hub.frozen import freeze_as_configured
-from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
+from headway.models.hub.transformers_build import build_transformers_model
+from headway.models.hub.transformers_model import TransformersModel
 from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.parallel.strategy import Engine, make_strategy
 from headway.parallel.world import World, open_world

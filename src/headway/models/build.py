@@ -13,7 +13,7 @@ from headway.core.errors import ConfigError
 from headway.models.decoder import Decoder
 from headway.models.hub.folder import open_folder
 from headway.models.hub.implementation import choose_implementation
-from headway.models.hub.transformers_model import build_transformers_model, complete_from_transformers, read_config
+from headway.models.hub.transformers_build import build_transformers_model, complete_from_transformers, read_config
 from headway.models.huggingface.checkpoint import import_model, open_model, read_model_config
 from headway.models.no_values import NoFirstValues
 from headway.models.shape import embedding_rows

@@ -22,12 +22,8 @@ from headway.core.errors import CheckpointError
 from headway.models.decoder import Decoder
 from headway.models.hub.folder import is_adapter
 from headway.models.hub.streaming import build_for_shards, name_in_folder, network_on_meta
-from headway.models.hub.transformers_model import (
-    TransformersModel,
-    complete_from_transformers,
-    read_config,
-    with_adapter,
-)
+from headway.models.hub.transformers_build import complete_from_transformers, read_config, with_adapter
+from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface.checkpoint import open_model
 from headway.models.no_values import NoFirstValues
 

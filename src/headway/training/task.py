@@ -26,7 +26,7 @@ from headway.models.facts import count_parameters, flops_per_token, part_costs
 from headway.models.hub.folder import pretrained_fingerprints
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.streaming import build_for_shards
-from headway.models.hub.transformers_model import build_transformers_model
+from headway.models.hub.transformers_build import build_transformers_model
 from headway.models.layers.attention import PackedDocuments
 from headway.parallel.stages import plan_stages, stages_of_worker
 from headway.training.custom_loss import logits_loss

@@ -304,7 +304,7 @@ def test_documents_are_proven_apart_where_weights_are_sharded(
 def test_logits_that_are_scaled_or_capped_are_not_computed_from_hidden_states(
     folder: Path, family: Callable[..., Path]
 ) -> None:
-    from headway.models.hub.transformers_model import build_transformers_model
+    from headway.models.hub.transformers_build import build_transformers_model
 
     ids = torch.randint(VOCAB, (1, 16))
     found = {}

@@ -16,7 +16,8 @@ from headway.models.conformance import check_model
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.quantized import QuantizedLinear
 from headway.models.hub.router_loss import balance_loss
-from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
+from headway.models.hub.transformers_build import build_transformers_model
+from headway.models.hub.transformers_model import TransformersModel
 from headway.training.optimizer import build_optimizer, set_learning_rate
 from headway.training.setup.precision import autocast
 from headway.training.task import language_model_loss

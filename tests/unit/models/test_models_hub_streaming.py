@@ -17,7 +17,8 @@ from headway.lab.bench.meter import live_bytes
 from headway.models.build import complete
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.streaming import FirstValue, _DrawnOnTheHost, build_for_shards
-from headway.models.hub.transformers_model import TransformersModel, build_transformers_model
+from headway.models.hub.transformers_build import build_transformers_model
+from headway.models.hub.transformers_model import TransformersModel
 from headway.parallel.world import World
 from headway.training.setup.precision import autocast
 from support.families import VOCAB, write_family

@@ -22,7 +22,7 @@ from headway.lab.plan.stages import Stage, Weight
 from headway.lab.plan.trace import Trace, trace_model
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.sizes import model_without_weights
-from headway.models.hub.transformers_model import read_config
+from headway.models.hub.transformers_build import read_config
 from headway.parallel.fsdp import wrap_units
 
 if TYPE_CHECKING:

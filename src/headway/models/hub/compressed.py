@@ -19,13 +19,8 @@ from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.foreign import read_json_object
 from headway.core.files.scratch import scratch_folder
 from headway.models.finite import check_finite
-from headway.models.hub.transformers_model import (
-    TransformersModel,
-    complete_from_transformers,
-    explained,
-    load_transformers,
-    quiet,
-)
+from headway.models.hub.transformers_build import complete_from_transformers, explained, load_transformers, quiet
+from headway.models.hub.transformers_model import TransformersModel
 from headway.models.written import logits_as_stored, probe_logits
 
 Quantization = Literal["int8", "int4", "fp8"]

@@ -15,7 +15,8 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub, split_hub_name
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
-from headway.models.hub.transformers_model import TransformersModel, quiet
+from headway.models.hub.transformers_build import quiet
+from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface.checkpoint import copy_tokenizer
 from headway.models.huggingface.export import all_stops
 from headway.models.huggingface.folder import check_not_foreign, mark, published

@@ -11,13 +11,8 @@ import torch
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.hub.folder import is_adapter
-from headway.models.hub.transformers_model import (
-    TransformersModel,
-    complete_from_transformers,
-    explained,
-    load_transformers,
-    quiet,
-)
+from headway.models.hub.transformers_build import complete_from_transformers, explained, load_transformers, quiet
+from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface.checkpoint import copy_tokenizer
 from headway.models.huggingface.folder import check_not_foreign, mark, published
 from headway.models.written import FolderProof, logits_as_stored

@@ -8,14 +8,14 @@ import torch
 
 from headway.config import ModelConfig
 from headway.models.hub.folder import base_folder
-from headway.models.hub.transformers_model import (
-    TransformersModel,
+from headway.models.hub.transformers_build import (
     attention_options,
     explained,
     load_transformers,
     read_config,
     with_adapter,
 )
+from headway.models.hub.transformers_model import TransformersModel
 
 
 def sizes_of(config: ModelConfig) -> tuple[int, int, int]:

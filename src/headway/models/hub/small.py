@@ -10,7 +10,8 @@ import torch
 
 from headway.models.hub.folder import base_folder
 from headway.models.hub.sizes import model_without_weights
-from headway.models.hub.transformers_model import TransformersModel, explained, load_transformers, read_config
+from headway.models.hub.transformers_build import explained, load_transformers, read_config
+from headway.models.hub.transformers_model import TransformersModel
 
 if TYPE_CHECKING:
     from headway.config import ModelConfig

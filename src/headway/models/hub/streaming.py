@@ -17,8 +17,7 @@ from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.quantized import quantize
-from headway.models.hub.transformers_model import (
-    TransformersModel,
+from headway.models.hub.transformers_build import (
     attention_options,
     build_transformers_model,
     explained,
@@ -26,6 +25,7 @@ from headway.models.hub.transformers_model import (
     read_config,
     with_adapter,
 )
+from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface.checkpoint import read_tensor, stored_type, weight_files
 from headway.models.no_values import NoFirstValues
 

@@ -23,7 +23,7 @@ from headway.lab.plan.recommend import Option
 from headway.models.build import complete
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.sizes import model_without_weights
-from headway.models.hub.transformers_model import build_transformers_model
+from headway.models.hub.transformers_build import build_transformers_model
 from headway.parallel.strategy import make_strategy
 from headway.parallel.world import World
 from headway.training.optimizer import build_optimizer
