@@ -114,7 +114,9 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
     package = tree / "src" / "headway"
     entered = config_entries(package, worker_paths)
     tokens, token_lines = count_tokens(modules)
-    fields = [len(fields_of(node)) for module in modules.values() for node in ast.walk(module) if is_class(node)]
+    classes = [node for module in modules.values() for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+    fields = [len(fields_of(node)) for node in classes]
+    wide = [node for node, count in zip(classes, fields, strict=True) if count > MANY_FIELDS]
     rooms = room_graph(import_graph(tree / "src"))
     inner = inner_imports(tree / "src")
     loop = next((function for function in functions if function.name == "train_loop"), None)
@@ -128,7 +130,8 @@ def measure(tree: Path, worker_paths: Iterable[str] = WORKER_ROOMS) -> dict[str,
         "inner_imports_of_own_modules": len(inner),
         "inner_imports_that_load_torch_or_an_optional_package": sum(inner),
         "most_fields_of_a_class": max(fields, default=0),
-        f"classes_of_more_than_{MANY_FIELDS}_fields": sum(count > MANY_FIELDS for count in fields),
+        f"classes_of_more_than_{MANY_FIELDS}_fields": len(wide),
+        f"classes_of_more_than_{MANY_FIELDS}_fields_that_act": sum(map(acts, wide)),
         "functions": len(functions),
         "median_function_lines": statistics.median_low(lengths),
         f"functions_of_{SHORT_LINES}_lines_or_fewer_percent": percent(
@@ -202,25 +205,23 @@ def is_conditional(node: ast.AST) -> bool:
     return isinstance(node, ast.IfExp)
 
 
-def is_class(node: ast.AST) -> bool:
-    """Return whether a node defines a class."""
-    return isinstance(node, ast.ClassDef)
-
-
 def inner_imports(folder: Path) -> list[bool]:
     """Return for each import of an own module inside a function whether it loads what its file does not load itself:
     PyTorch, or a package that is not required."""
     files = {module_name(path.relative_to(folder)): path for path in sorted(folder.rglob("*.py"))}
     modules = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
     packages, graph = loaded_at_once(modules)
+
+    def packages_of(names: Iterable[str]) -> set[str]:
+        return {package for name in names for package in packages[name]}
+
     found = []
     for name, module in modules.items():
         inside = {node for function in functions_of(module) for node in ast.walk(function)}
         for node in inside:
-            known = own_modules(node, modules)
-            if known:
-                loaded = set().union(*(packages[other] for other in reached(graph, known)))
-                found.append(bool(loaded - set().union(*(packages[other] for other in reached(graph, [name])))))
+            if any(imported.partition(".")[0] == "headway" for imported in names_of(node)):
+                loaded = packages_of(reached(graph, own_modules(node, modules)))
+                found.append(bool(loaded - packages_of(reached(graph, [name]))))
     return found
 
 
@@ -276,12 +277,11 @@ def reached(graph: Graph, names: Iterable[str]) -> set[str]:
     return found
 
 
-def fields_of(definition: ast.AST) -> set[str]:
+def fields_of(definition: ast.ClassDef) -> set[str]:
     """Return the names that instances of a class hold: declared in its body, or assigned to `self` in its methods.
 
     Sections of a config, whose fields are the keys that users write, have none here.
     """
-    assert isinstance(definition, ast.ClassDef)
     if any(ast.unparse(base) in ("Section", "BaseModel") for base in definition.bases):
         return set()
     declared = {
@@ -297,6 +297,19 @@ def fields_of(definition: ast.AST) -> set[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
     }
     return declared | assigned
+
+
+def acts(definition: ast.ClassDef) -> bool:
+    """Return whether a class has methods that do something: other than properties, constructors and `__names__`.
+
+    A class without one is a record: its fields are often those of a file, a message or a table.
+    """
+    return any(
+        isinstance(node, Function)
+        and not node.name.startswith("__")
+        and not any(ast.unparse(mark).endswith(("property", "method")) for mark in node.decorator_list)
+        for node in definition.body
+    )
 
 
 def branches(function: Function) -> int:
