@@ -30,7 +30,6 @@ from headway.lab.plan.layout import Layout
 from headway.lab.plan.losses import logits_loss_bytes
 from headway.lab.plan.memory import plan_memory
 from headway.models.build import build_model, complete
-from headway.models.hub import implementation
 from headway.models.huggingface.export import export_model
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.checks import check_code
@@ -409,7 +408,7 @@ def test_a_teacher_stays_with_the_code_that_the_run_began_with(
     saved = RunDirectory(begun.run_directory).config_path
     saved.parent.mkdir(parents=True)
     # A later version chooses other code for the teacher.
-    monkeypatch.setattr(implementation, "choose_implementation", lambda config: "transformers")
+    monkeypatch.setattr("headway.run.session.completed.choose_implementation", lambda config: "transformers")
     for kept in ("native", "auto"):  # `auto`: a version that did not keep it
         saved.write_text(dump_config(begun).replace("implementation: native", f"implementation: {kept}"))
         resumed = completed(config)[0]

@@ -28,9 +28,11 @@ from headway.core.console import print_lines, warning
 from headway.core.credentials.secrets import redact_values
 from headway.core.errors import ConfigError
 from headway.core.format import format_count
+from headway.data.epochs import in_steps
 from headway.data.store_manifest import MANIFEST
 from headway.models.facts import count_parameters
 from headway.models.shape import embedding_rows
+from headway.start.recipe.recipe import plan_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,8 +110,6 @@ def new(
     depth: DepthOption = None,
 ) -> None:
     """Run `headway config new`."""
-    from headway.start.recipe.recipe import plan_run
-
     recipe = plan_run(folder, dial_of(minutes, size, depth), overrides or [])
     plan = "".join(f"# {line}\n" for line in recipe.lines)
     print_lines(plan + to_yaml(redact_values(recipe.values)), end="")
@@ -126,7 +126,6 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
-    from headway.data.epochs import in_steps
     from headway.start.checks import check_config
 
     loaded = load(config, overrides)

@@ -177,7 +177,7 @@ def test_a_step_that_pulls_the_mean_up_is_warned_of(
     (warning,) = warnings(held_up)
     assert warning.startswith("1 of 3 steps took more than twice the median of 50.0 ms, the longest 110.0 ms")
     assert "--steps 30" in warning and warning in render_page(held_up)
-    monkeypatch.setattr(profiling_run, "profile", lambda *_: held_up)
+    monkeypatch.setattr(profiling_run, "run_profile", lambda *_: held_up)
     app = application(["profile"])
     shown = CliRunner().invoke(app, ["profile", str(tiny())])
     assert f"warning: {warning}" in shown.output and "40.0 ms to 110.0 ms, median 50.0 ms" in shown.output
