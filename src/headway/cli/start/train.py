@@ -16,11 +16,11 @@ from headway.command_line import (
     OverridesArgument,
     load,
 )
-from headway.core.console import print_line, print_lines
 from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
 from headway.core.errors import ConfigError
+from headway.core.process.variables import ONE_THREAD, with_variables
 from headway.core.startup.launch_secret import take_secret
 from headway.core.user_command import suggest_next
 
@@ -132,17 +132,9 @@ def train(
         source = _source(begin_from, step)
         loaded = _config_for(config, words, dial, restart) if dial else load(config, words)
         if dry_run:
-            from headway.data.epochs import in_steps
-            from headway.run.session.attempt import RunOptions
-            from headway.start.preview import preview
+            from headway.cli.start.dry_run import show_run
 
-            options = RunOptions(restart, accept_changes, start_epoch)
-            print_lines(preview(in_steps(loaded), options))
-            if source is not None:
-                from headway.run.session.begin_from import check_beginning
-
-                parent = check_beginning(source, in_steps(loaded), options)
-                print_line(f"the run would begin from step {parent.step:,}: {parent.folder}")
+            show_run(loaded, source, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch)
             return
         from headway.api import train as run
 
@@ -212,8 +204,6 @@ def _dial(config: Path, minutes: float | None, size: str | None, depth: int | No
 
 
 def _config_for(folder: Path, overrides: list[str], dial: Dial, restart: bool) -> Config:
-    from headway.core.process.variables import ONE_THREAD, with_variables
-
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         from headway.cli.start.folder import config_for
 
