@@ -12,7 +12,6 @@ from headway.core.errors import ConfigError
 from headway.core.user_command import next_lines, remember_config
 from headway.run.directory.run_directory import RunDirectory
 from headway.start.recipe.corpus import is_text, look
-from headway.start.recipe.finish import export, prompts_of, sample
 from headway.start.recipe.recipe import MINUTES, Dial, plan_run
 from headway.start.recipe.shapes import MOST_EPOCHS
 from headway.telemetry.record import open_run
@@ -54,12 +53,10 @@ def _begun(run: RunDirectory, folder: Path, overrides: Sequence[str]) -> Config:
 
 def finish(config: Config, folder: Path, dial: Dial) -> None:
     """Sample from the model, export it, and say which three commands come next."""
-    from headway.training.evaluation.inference import load_trained
+    from headway.start.recipe.finish import sample_and_export
 
     run = config.run_directory
-    trained = load_trained(run)
-    sample(run, trained, prompts_of(config.data.store), seed=config.seed)
-    export(run, trained)
+    sample_and_export(run, config.data.store, seed=config.seed)
     again = f"headway train {shlex.quote(str(folder))} --minutes {3 * (dial.minutes or MINUTES):g}"
     steps = (
         (f"headway chat {shlex.quote(str(run))}", "talk to it"),

@@ -11,7 +11,6 @@ from headway.config import load_config
 from headway.config.optimizers import DEFAULT_OPTIMIZER
 from headway.core.console import notice, print_lines
 from headway.core.user_command import remember_config
-from headway.start.recipe.finish import export, sample
 from headway.telemetry.arithmetic import cpu_multiplies_bf16
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ def _without_bf16() -> list[str]:
 
 
 def _after_training(config: Config) -> None:
+    from headway.start.recipe.finish import export, sample
     from headway.training.evaluation.inference import evaluate_trained, load_trained
 
     run = config.run_directory

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.core.console import notice
-
-if TYPE_CHECKING:
-    from headway.training.evaluation.inference import TrainedModel
+from headway.data.store import TokenStore
+from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.training.evaluation.inference import TrainedModel, continue_text, export_trained, load_trained
 
 #: Tokens of a prompt from the held-out text, and of what follows it.
 _PROMPT_TOKENS = 12
 _SAMPLES = 2
 
 
+def sample_and_export(run: Path, store: Path, *, seed: int) -> None:
+    """Let the model of a run continue texts of its store, and export it.
+
+    Args:
+        store: The token store.
+    """
+    trained = load_trained(run)
+    sample(run, trained, prompts_of(store), seed=seed)
+    export(run, trained)
+
+
 def sample(run: Path, trained: TrainedModel, prompts: Sequence[str], *, seed: int) -> None:
     """Continue prompts with the model of a run, show the texts, and keep them in `samples.txt` of the run."""
-    from headway.training.evaluation.inference import continue_text
-
     samples = []
     for prompt in prompts:
         pieces = continue_text(trained, prompt, max_new_tokens=64, temperature=0.7, top_p=0.95, seed=seed)
@@ -32,17 +40,12 @@ def sample(run: Path, trained: TrainedModel, prompts: Sequence[str], *, seed: in
 
 def export(run: Path, trained: TrainedModel) -> None:
     """Export the model of a run to the folder `export` of it."""
-    from headway.training.evaluation.inference import export_trained
-
     export_trained(trained, run / "export")
     notice(f"{run / 'export'}")
 
 
 def prompts_of(store_path: Path) -> list[str]:
     """Return the beginnings of the first held-out documents of a store, of training documents where none are."""
-    from headway.data.store import TokenStore
-    from headway.data.tokenizing.tokenizer import Tokenizer
-
     store = TokenStore.open(store_path)
     split = "validation" if "validation" in store.splits else "train"
     source = store.sources(split)[0]
