@@ -73,7 +73,8 @@ class AnomalyWatch:
     def __init__(self) -> None:
         self.spike_deviations = 8.0
         """As in the config: `health.spike_deviations`."""
-        self._stretches = Stretches()
+        self.stretches = Stretches()
+        """In which drifts are found."""
         self._attempt = -1
         self._step = 0
         self._time = 0.0
@@ -86,7 +87,7 @@ class AnomalyWatch:
     def configure(self, run: Run) -> None:
         """Take limits from the config of a run, and what its memory is from its hardware."""
         self.spike_deviations = as_number(run.get("health.spike_deviations")) or self.spike_deviations
-        self._stretches.on_gpu = bool(dig(run.facts, "hardware", "accelerators"))
+        self.stretches.on_gpu = bool(dig(run.facts, "hardware", "accelerators"))
 
     def add(self, step: int, attempt: int, record: Mapping[str, Any]) -> list[Event]:
         """Add the next record that counts, and return the events that begin with it."""
@@ -96,19 +97,19 @@ class AnomalyWatch:
         events: list[Event] = []
         if attempt != self._attempt:
             self._attempt = attempt
-            self._stretches.begin_attempt()
+            self.stretches.begin_attempt()
             self._skipped_steps = None
             self._spike = None
         elif goes_back:
             self._spike = None
             events += self._note(ROLLBACK, "the run went back to an earlier checkpoint", alerts=True)
         events += self._judge(record)
-        self._stretches.add(attempt, self._time, record)
+        self.stretches.add(attempt, self._time, record)
         return events
 
     def add_sample(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add a few records from the middle of a history, one after the other, as one stretch of before."""
-        self._stretches.add_sample(records)
+        self.stretches.add_sample(records)
 
     def found(self) -> tuple[Anomaly, ...]:
         """Return the anomalies that there are now."""
@@ -118,7 +119,7 @@ class AnomalyWatch:
 
     def drifts(self) -> tuple[Anomaly, ...]:
         """Return the anomalies that last: those of speed, waiting and memory."""
-        return self._stretches.found()
+        return self.stretches.found()
 
     def _is_recent(self, event: Event) -> bool:
         return self._time - event.time <= RECENT_SECONDS or 0 <= self._step - event.last_step < _RECENT_STEPS

@@ -318,10 +318,8 @@ def test_nothing_that_goes_wrong_after_a_save_ends_training(
     assert "ZeroDivisionError" in said and "step 1 is not uploaded: this URL cannot be used" in said
 
 
-def test_the_process_that_writes_loads_neither_torch_nor_the_config() -> None:
-    code = (
-        "import headway.checkpoint.save.writer_process, sys; sys.exit(any(m in sys.modules for m in ('torch', 'yaml')))"
-    )
+def test_the_process_that_writes_loads_no_torch() -> None:
+    code = "import headway.checkpoint.save.writer_process, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

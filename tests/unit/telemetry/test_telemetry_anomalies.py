@@ -65,7 +65,7 @@ def records(
 def found(lines: Iterator[dict[str, Any]], *, on_gpu: bool = True) -> list[tuple[str, str]]:
     """Kind and cause of what is found after the last record."""
     watch = AnomalyWatch()
-    watch.on_gpu = on_gpu
+    watch.stretches.on_gpu = on_gpu
     for record in lines:
         watch.add(record["step"], record["attempt"], record)
     return [(one.kind, one.cause) for one in watch.found()]
