@@ -68,9 +68,10 @@ def only_one(run: Path, name: str) -> Iterator[None]:
 
 
 def wait_for_end(launcher: Launcher, handle: Handle) -> JobState:
-    """Wait until a job is over. An engine that does not answer is asked again."""
+    """Wait until a job is over, and say what it waits for. An engine that does not answer is asked again."""
     pause = _FIRST_LOOK_SECONDS
     trouble = ""
+    said = ""
     while True:
         try:
             state = launcher.status(handle)
@@ -83,6 +84,11 @@ def wait_for_end(launcher: Launcher, handle: Handle) -> JobState:
         if what and not trouble:
             warning(f"{handle.id} on {handle.target}: {what}; asking again")
         trouble = what
+        if state.state == "waiting" or (said and state.state == "running"):
+            words = state.engine if state.state == "waiting" else "running"
+            if words != said:
+                notice(f"{handle.id} on {handle.target}: {words}")
+            said = words
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
 

@@ -344,6 +344,7 @@ def _create_secret(job: Job, kubectl: Sequence[str]) -> None:
 def _wait_for_data(job: Job, kubectl: Sequence[str]) -> None:
     name = f"{job.name}-prepare"
     notice(f"waiting for the data: job {name}; Ctrl-C leaves it running, and the same command continues")
+    said: set[str] = set()
     while True:
         found = ask_json([*kubectl, "get", "jobs.batch", name, *_in(job), "--output=json"])
         state, words = LAUNCHER.envelope.state_of(found)
@@ -356,11 +357,19 @@ def _wait_for_data(job: Job, kubectl: Sequence[str]) -> None:
                 where=f"job {name}",
                 fix=f"kubectl logs {namespace} job/{name}; then kubectl delete {namespace} job/{name}",
             )
+        # Without room or without its image a pod waits for as long as it exists.
+        asked = [*kubectl, "get", "pods", *_in(job), "--selector", _selector(job.name, "prepare"), "--output=json"]
+        pods = try_program(asked)
+        if not pods.returncode and pods.stdout.strip():
+            reasons = {text for pod in parse_answer(asked, pods.stdout)["items"] for text in _waiting_for(pod)}
+            for reason in sorted(reasons - said):
+                notice(f"job {name}: {reason}")
+            said |= reasons
         time.sleep(_LOOK_SECONDS)
 
 
-def _selector(name: str) -> str:
-    return f"app.kubernetes.io/instance={name},app.kubernetes.io/component=train"
+def _selector(name: str, component: str = "train") -> str:
+    return f"app.kubernetes.io/instance={name},app.kubernetes.io/component={component}"
 
 
 def _in(job: Job) -> list[str]:

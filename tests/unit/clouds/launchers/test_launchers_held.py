@@ -188,7 +188,7 @@ def test_waiting_ends_with_the_exit_code_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ending, "_FIRST_LOOK_SECONDS", 0.001)
-    states = iter(["waiting", "unknown", None, "running", "failed"])
+    states = iter(["waiting", "waiting", "unknown", None, "running", "running", "failed"])
 
     class Engine(Cluster):
         def status(self, handle: Handle) -> JobState:
@@ -198,7 +198,9 @@ def test_waiting_ends_with_the_exit_code_of_the_run(
 
     handle = Handle("own", "7", "1", 1, {}, 1000.0)
     state = wait_for_end(Engine(tmp_path), handle)  # type: ignore[arg-type]
-    assert state.state == "failed" and capsys.readouterr().err.count("asking again") == 1
+    said = capsys.readouterr().err
+    assert state.state == "failed" and said.count("asking again") == 1
+    assert said.count("7 on own: words") == 1 and said.count("7 on own: running") == 1
     assert exit_code_of(state, handle, tmp_path / "elsewhere") == 1
     assert exit_code_of(JobState("finished", ""), handle, tmp_path) == 0
     assert exit_code_of(JobState("cancelled", ""), handle, tmp_path) == 7

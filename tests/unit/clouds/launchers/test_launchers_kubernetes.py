@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,28 @@ def test_data_are_prepared_before_the_run_is_started(kubectl: Programs, tmp_path
     kubectl.answer("tiny-run-prepare", stdout=json.dumps({**about, "status": done}))
     LAUNCHER.submit(given, tmp_path)
     assert "30-train.yaml" in {Path(words[-1]).name for words in kubectl.calls}
+
+
+def test_a_preparation_that_cannot_start_says_why(
+    kubectl: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = job()
+    for name, text in LAUNCHER.files(given).items():
+        (tmp_path / name).write_text(text)
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    kubectl.answer("pods", stdout=json.dumps({"items": [{"status": {"containerStatuses": [waiting]}}]}))
+    kubectl.answer("tiny-run-prepare", stdout=json.dumps({"metadata": {}, "spec": {}, "status": {"active": 1}}))
+    looks = list[float]()
+
+    def finish_at_the_second_look(seconds: float) -> None:
+        looks.extend([seconds] * (seconds >= 1))
+        if len(looks) == 2:
+            done = {"conditions": [{"type": "Complete", "status": "True"}]}
+            kubectl.answer("tiny-run-prepare", stdout=json.dumps({"metadata": {}, "status": done}))
+
+    monkeypatch.setattr(time, "sleep", finish_at_the_second_look)
+    LAUNCHER.submit(given, tmp_path)
+    assert capsys.readouterr().err.count("job tiny-run-prepare: ImagePullBackOff no such image") == 1
 
 
 CONDITIONS = {
