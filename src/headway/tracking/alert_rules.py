@@ -211,7 +211,7 @@ RULES: Sequence[AlertRule] = (
         f" or ({{health/checkpoints_that_fit}} < 2 and {_LIVE})",
         "2m",
         "The disk of {{ $labels.run }} is nearly full",
-        "Free space there, or keep fewer checkpoints (checkpoint.keep_last).",
+        "Free space there, or keep fewer checkpoints (checkpoint.keep, keep_every, keep_for).",
         _is_disk_full,
         "disk nearly full",
     ),
@@ -221,7 +221,8 @@ RULES: Sequence[AlertRule] = (
         f"{{system/memory_used_gib}} / {{system/memory_allowed_gib}} > {_MEMORY_SHARE}",
         "5m",
         "The main memory of {{ $labels.machine }} is nearly used up",
-        "When it is, the kernel kills the run: use a smaller data.prefetch, or a larger machine.",
+        "When it is, the kernel kills the run. checkpoint.memory_every, optimizer.offload and train.weights=bf16 keep"
+        " state there: leave one out, or use a larger machine.",
     ),
     AlertRule(
         "HeadwayDataWaitHigh",

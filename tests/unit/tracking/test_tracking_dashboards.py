@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from headway.cli.application import application
+from headway.config.loading.complaints import known_keys
 from headway.core.errors import ConfigError
 from headway.telemetry.catalogue import CATALOGUE, Unit
 from headway.tracking.alert_rules import RULES, rules_document
@@ -33,6 +34,14 @@ def test_every_expression_is_of_the_catalogue() -> None:
         assert names_in(expression) and names_in(expression) <= PROMETHEUS_NAMES, expression
         assert not re.search(r"\{\w+/|\{\{", expression), expression
     assert all('run=~"$run"' in promql(expression) for expression in expressions)
+
+
+def test_alerts_advise_with_keys_of_the_config() -> None:
+    keys = {*known_keys()}
+    sections = {key.partition(".")[0] for key in keys}
+    words = [word for rule in RULES for word in re.findall(r"\b[a-z]+\.[a-z_]+\b", rule.fix)]
+    advised = {word for word in words if word.partition(".")[0] in sections and not word.endswith((".md", ".yaml"))}
+    assert len(advised) > 5 and advised <= keys
 
 
 def test_every_unit_is_one_of_grafana() -> None:
