@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def test_help_shows_a_first_weeks_verbs_and_where_the_rest_is() -> None:
     assert "headway help" in " ".join(page.split())
     assert listed(run("help")) == set(VERBS)
     assert "--minutes" in run("help", "train")
+
+
+def test_the_guide_lists_all_verbs() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`headway .*?) \|", guide.partition("## All verbs")[2], re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`headway (\w+)", row)} >= set(VERBS)
 
 
 def test_lists_show_the_first_line_of_each_verbs_help() -> None:
