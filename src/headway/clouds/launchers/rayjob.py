@@ -132,7 +132,8 @@ def _state(document: dict[str, Any]) -> tuple[State, str]:
     deployment = str(status.get("jobDeploymentStatus") or "")
     said = str(status.get("jobStatus") or "")
     words = " ".join(filter(None, (deployment, said, str(status.get("message") or "")))) or "no state yet"
-    if deployment in ("Complete", "Failed") or said in ("SUCCEEDED", "FAILED", "STOPPED"):
+    # A job that has failed may get another cluster: KubeRay then says Retrying, and Failed when it gives up.
+    if deployment in ("Complete", "Failed", "ValidationFailed"):
         ends: dict[str, State] = {"SUCCEEDED": "finished", "STOPPED": "cancelled"}
         return ends.get(said, "failed"), words
     return ("running" if said == "RUNNING" else "waiting"), words

@@ -344,6 +344,16 @@ def test_states_of_every_kind_are_read(target: str) -> None:
     assert state_of({"metadata": {"deletionTimestamp": "now"}, "status": running})[0] == "stopping"
 
 
+def test_a_rayjob_that_gets_another_cluster_is_not_over() -> None:
+    state_of = find_launcher("rayjob").envelope.state_of  # type: ignore[attr-defined]
+    seen = [("Running", "FAILED"), ("Retrying", "FAILED"), ("Initializing", ""), ("Failed", "FAILED")]
+    objects = [
+        {"metadata": {"name": "a"}, "status": {"jobDeploymentStatus": deployment, "jobStatus": said}}
+        for deployment, said in seen
+    ]
+    assert [state_of(one)[0] for one in objects] == ["waiting", "waiting", "waiting", "failed"]
+
+
 def test_a_pod_that_finds_no_room_is_explained(kubectl: Programs, tmp_path: Path) -> None:
     from headway.clouds.launchers.launcher import Handle
 
