@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import socket
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -47,6 +48,13 @@ def url_host(host: str) -> str:
 def bears(authorization: str, secret: str) -> bool:
     """Return whether the Authorization header of a request bears a secret, in a time that does not depend on it."""
     return hmac.compare_digest(authorization.encode(), f"Bearer {secret}".encode())
+
+
+def free_port(host: str = "") -> int:
+    """Return a port that is free now, on one address or on all interfaces."""
+    with socket.socket() as one:
+        one.bind((host, 0))
+        return int(one.getsockname()[1])
 
 
 def check_secret(secret: str, where: str) -> None:

@@ -140,6 +140,12 @@ def _named(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise
 
 
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a text file atomically, in UTF-8; `private` restricts access to its owner."""
+    with atomic_write(path, "w", private=private) as file:
+        file.write(text)
+
+
 def write_json(path: Path, value: Any, *, exact: bool = False) -> None:
     """Write a JSON file atomically, indented for people. Invalid UTF-8 in file names is escaped.
 

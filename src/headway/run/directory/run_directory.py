@@ -306,6 +306,12 @@ def attempt_folder(run: Path, number: int) -> Path:
     return run / "attempts" / f"{number:03d}"
 
 
+def newest_attempt(run: Path) -> Path | None:
+    """Return the folder of a run's newest attempt; None before the first one."""
+    folders = [path for path in (run / "attempts").glob("*") if path.name.isdecimal()]
+    return max(folders, key=lambda path: int(path.name), default=None)
+
+
 def worker_log(attempt: Path, rank: int) -> Path:
     """Return the path of a worker's log in its attempt's folder."""
     return attempt / f"worker-{rank}.log"
