@@ -99,24 +99,24 @@ def _split(
     counts_below = counts_to + 1  # a step counts when no later attempt has computed it
     for index in range(len(known) - 1, -1, -1):
         attempt = known[index]
-        work = all_work.by_attempt.get(known[index].number, AttemptWork())
+        work = all_work.by_attempt.get(attempt.number, AttemptWork())
+        ending = endings.get(attempt.number, {})
         assert attempt.started is not None and attempt.ended is not None, "known"
-        said = endings.get(attempt.number, {}).get("silent_seconds")
-        silent = as_number(said) or 0.0
+        silent = as_number(ending.get("silent_seconds")) or 0.0
         # The wall clock may have been set meanwhile; steps, stalls and silence are measured by a monotonic clock.
         measured = sum(work.seconds) + work.stalls + silent
         went = max(attempt.seconds or 0.0, measured)
         wall += went
         if index + 1 < len(known):
             gap = max(0.0, (known[index + 1].started or 0.0) - attempt.ended)
-            if not was_meant_to_end(attempt, endings.get(attempt.number, {})):
+            if not was_meant_to_end(attempt, ending):
                 lost[DOWN] += gap
                 wall += gap
         lost[HANGING] += silent
         until = attempt.ended - silent if work.began is None else work.began
         start = min(max(0.0, until - attempt.started), went - measured)
         lost[START] += start
-        if (step := _unrecorded(work, endings.get(attempt.number, {}))) is not None and step >= counts_below:
+        if (step := _unrecorded(work, ending)) is not None and step >= counts_below:
             lost_steps[attempt.number] = 1  # how long it took is not known
         # Start from the last one: after a rollback an attempt does the same steps again.
         for step, seconds, waited in reversed(list(zip(work.steps, work.seconds, work.waited, strict=True))):

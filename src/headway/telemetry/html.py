@@ -113,8 +113,12 @@ _TONES = {
 
 def page(title: str, body: Iterable[str]) -> str:
     """Return a whole document that loads nothing from elsewhere and contains no credentials."""
-    content = redacted("\n".join(part for part in body if part))
-    style, script = (_uplot_style(), _figures_script()) if _PLOT in content else ("", "")
+    content = redact("\n".join(part for part in body if part))
+    style = ""
+    script = ""
+    if _PLOT in content:
+        style = static("uplot/uPlot.min.css")
+        script = _figures_script()
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -123,18 +127,9 @@ def page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def redacted(text: str) -> str:
-    """Return a page without credentials that records or logs may hold."""
-    return redact(text)
-
-
 def static(name: str) -> str:
     """Return a file that pages share: uPlot, and the scripts around it."""
     return resources.files(__package__).joinpath("static", name).read_text(encoding="utf-8")
-
-
-def _uplot_style() -> str:
-    return static("uplot/uPlot.min.css")
 
 
 def _figures_script() -> str:

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from headway.core.console import has_table, notice, show_live, write_log
 from headway.core.format import format_count, format_seconds
@@ -84,10 +83,10 @@ def _age(seconds: float) -> str:
 def render_evaluation(
     step: int,
     loss: float,
-    replay: float | None = None,
-    figures: Mapping[str, float] = MappingProxyType({}),
+    replay: float | None,
+    figures: Mapping[str, float],
     *,
-    language_model: bool = True,
+    language_model: bool,
 ) -> str:
     """Return the line of an evaluation; for a language model with the perplexity exp(loss).
 
@@ -102,6 +101,12 @@ def render_evaluation(
     text = f"{text} · perplexity {perplexity(loss):,.2f}" if language_model else text
     text = text if replay is None else f"{text} · replay loss {replay:.3f}"
     return " · ".join([text, *(f"{name.partition('/')[2]} {value:.4g}" for name, value in figures.items())])
+
+
+def _show(text: str) -> None:
+    """Print a plain line; next to a table of several runs it goes to the log alone."""
+    show = write_log if has_table() else notice
+    show(text)
 
 
 class StatusLine:
@@ -160,7 +165,8 @@ class StatusLine:
         due = first or step % self._log_every == 0 or step == self._total_steps
         if not due and now - self._shown_at < _REFRESH_SECONDS:
             return
-        self._shown_at, live = now, sys.stderr.isatty() or has_table()
+        self._shown_at = now
+        live = sys.stderr.isatty() or has_table()
         if live:
             show_live(self._text())
         if due:
@@ -168,16 +174,9 @@ class StatusLine:
             # A live line leaves no trace, so the attempt's log file gets the plain line in either case.
             (write_log if live else notice)(self._text())
 
-    def evaluation(
-        self,
-        step: int,
-        loss: float,
-        replay: float | None = None,
-        figures: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
+    def evaluation(self, step: int, loss: float, replay: float | None, figures: Mapping[str, float]) -> None:
         """Show a finished evaluation."""
-        show = write_log if has_table() else notice
-        show(render_evaluation(step, loss, replay, figures, language_model=self._language_model))
+        _show(render_evaluation(step, loss, replay, figures, language_model=self._language_model))
 
     def saved(self) -> None:
         """Note that a checkpoint has been saved."""
@@ -191,9 +190,8 @@ class StatusLine:
         """
         self._is_over = is_over
         show_live("")
-        show = write_log if has_table() else notice
         if self._newest is not None and (sys.stderr.isatty() or self._newest[0] != self._logged_step):
-            show(self._text())
+            _show(self._text())
         self._newest = None
 
     def _text(self) -> str:

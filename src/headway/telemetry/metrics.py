@@ -56,6 +56,7 @@ NO_VALUES = frozenset(("step", "attempt", "time"))
 
 # JSON has no such numbers. The words are those of the Protocol Buffers JSON mapping, and float() reads them.
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_WORDS = {str(value): word for word, value in _NOT_FINITE.items()}
 
 #: How long a disk may take for a record before a warning; while it writes a checkpoint, seconds are normal.
 _SILENT_SECONDS = 10.0
@@ -134,7 +135,7 @@ class MetricsLog:
     def _add(self, step: int, values: Mapping[str, float]) -> None:
         record: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": round(time.time(), 3)}
         for name, value in values.items():
-            record[name] = value if math.isfinite(value) else _word(value)
+            record[name] = value if math.isfinite(value) else _WORDS[str(value)]
         self._waiting.append(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
     def _check(self, done: bool) -> None:
@@ -198,10 +199,13 @@ class MetricsLog:
         self.close()
 
 
-def _word(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+def place_of(record: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return step and attempt of a record; None if it is no record of a step."""
+    step = record.get("step")
+    attempt = record.get("attempt", 0)
+    if not isinstance(step, int) or not isinstance(attempt, int) or not (0 <= step < 2**63 and 0 <= attempt < 2**63):
+        return None
+    return step, attempt
 
 
 def is_own(record: Mapping[str, Any]) -> bool:
@@ -220,7 +224,8 @@ class _Column:
     """Values of one name by rising step, in arrays: a history of millions of dicts would not fit in memory."""
 
     def __init__(self) -> None:
-        self.steps, self.values = array("q"), array("d")
+        self.steps = array("q")
+        self.values = array("d")
 
     def put(self, step: int, value: float) -> None:
         if self.steps and self.steps[-1] == step:
@@ -264,12 +269,10 @@ class Metrics:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record of the file; skip it if it is not a record of a step."""
-        step = record.get("step")
-        attempt = record.get("attempt", 0)
-        if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
+        place = place_of(record)
+        if place is None or place[1] < self._attempt:
             return
-        if not max(0, self._attempt) <= attempt < 2**63:
-            return
+        step, attempt = place
         # A rollback to just before a bad step continues with that step, which is now left out.
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         if attempt != self._attempt or goes_back:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from headway.core.arrays import Floats
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.telemetry.curves import Steps, axis_labels, half_window, smooth, thin
 
 #: Of the Okabe-Ito palette, those that are seen on white and on black.
@@ -59,8 +59,7 @@ class Plot:
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as an SVG file, and return its path."""
-        with atomic_write(Path(path), "w") as file:
-            file.write(self.svg())
+        write_text(Path(path), self.svg())
         return Path(path)
 
     def _repr_html_(self) -> str:

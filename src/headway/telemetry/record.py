@@ -339,6 +339,20 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
+def check_runs_folder(path: Path) -> None:
+    """Check that the folder that holds run directories is there.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if not path.is_dir():
+        raise CheckpointError(
+            f"there is no folder '{path}'",
+            where=str(path.absolute()),
+            fix="name the folder that holds the run directories (`runs` in the config)",
+        )
+
+
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory (a token store, for example, has no `config.yaml`)."""
     try:
@@ -429,14 +443,9 @@ def _attempt(run: Path, number: int, record: dict[str, Any], *, span: Span | Non
         ended=ended or (span.last_time if span else None),
         first_step=first if first is not None or span is None else span.first_step - 1,
         last_step=last if last is not None or span is None else span.last_step,
-        measured=_duration(record.get("seconds")),
+        measured=as_time(record.get("seconds")),
         clock_jumped=span.clock_jumped if span else 0.0,
     )
-
-
-def _duration(value: Any) -> float | None:
-    seconds = as_time(value)
-    return seconds if seconds is not None and seconds >= 0 else None
 
 
 def newest_of(records: Mapping[int, dict[str, Any]]) -> tuple[int, dict[str, Any]]:

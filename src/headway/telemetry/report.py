@@ -14,14 +14,25 @@ from pydantic import ValidationError
 from headway.config.sections.early_stopping import EarlyStoppingConfig, reason_to_stop
 from headway.core.coordination.outcomes import FINISHED
 from headway.core.credentials.secrets import redact_arguments
-from headway.core.files.atomic import atomic_write
-from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_bytes, read_json_object
+from headway.core.files.atomic import write_text
+from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_bytes
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.anomalies import AnomalyWatch, Episode, Episodes
 from headway.telemetry.charts import loss_chart, metric_chart
 from headway.telemetry.goodput import Goodput, goodput_of
-from headway.telemetry.record import DIED, NOT_ENDED, NOT_STARTED, RUNNING, Run, as_int, as_text, dig, open_run
+from headway.telemetry.record import (
+    DIED,
+    NOT_ENDED,
+    NOT_STARTED,
+    RUNNING,
+    Run,
+    as_int,
+    as_text,
+    dig,
+    open_run,
+    read_json,
+)
 from headway.telemetry.summary import (
     Summary,
     ago_text,
@@ -54,11 +65,9 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
     Raises:
         CheckpointError: `run_dir` is not a run directory.
     """
-    run = open_run(run_dir)
-    text = render_report(run)
+    text = render_report(open_run(run_dir))
     path = output or run_dir / "report.html"
-    with atomic_write(path, "w") as file:
-        file.write(text)
+    write_text(path, text)
     return path
 
 
@@ -295,10 +304,7 @@ def _model(run: Run) -> list[tuple[str, str]]:
         ("Started from", as_text(run.get("model.from_pretrained")) or "first weights drawn from the seed"),
         ("Shape", ", ".join(told) or UNKNOWN),
         ("Sequence length", _count(run.get("train.sequence_length"))),
-        (
-            "Global batch",
-            f"{_count(run.get('train.global_batch'))} rows, {_count(run.tokens_per_step)} tokens",
-        ),
+        ("Global batch", f"{_count(run.get('train.global_batch'))} rows, {_count(run.tokens_per_step)} tokens"),
         *promises,
     ]
 
@@ -334,9 +340,7 @@ def _segments(run: Run) -> str:
         ]
         for segment in run.segments
     ]
-    return (
-        html.table(["From step", "Rows in a step", "Tokens in a row", "What"], rows, numeric=(0, 1, 2)) if rows else ""
-    )
+    return html.table(["From step", "Rows in a step", "Tokens in a row", "What"], rows, numeric=(0, 1, 2))
 
 
 def _attempts(run: Run, found: Goodput | None) -> str:
@@ -378,15 +382,13 @@ def _benchmarks(run: Run) -> str:
     rows = []
     settings = []
     for path in sorted((run.path / "benchmarks").glob("step-*.json")):
-        try:
-            found = read_json_object(path)
-        except (OSError, ValueError):
-            continue
+        found = read_json(path)
         results = found.get("results")
         for task, values in results.items() if isinstance(results, dict) else ():
             for name, value in values.items() if isinstance(values, dict) else ():
                 rows.append([_count(found.get("step")), str(task), str(name), _plain(as_number(value))])
-        settings.append(f"lm-eval {as_text(found.get('lm_eval')) or UNKNOWN}")
+        if found:
+            settings.append(f"lm-eval {as_text(found.get('lm_eval')) or UNKNOWN}")
         if (limit := as_int(found.get("limit"))) is not None:
             settings.append(f"at most {limit:,} documents per task")
     if not rows:
@@ -423,17 +425,11 @@ def _environment(run: Run) -> list[tuple[str, str]]:
     memory = dig(hardware, "memory_gib")
     return [
         ("Command", shlex.join(redact_arguments(map(str, words))) if isinstance(words, list) else UNKNOWN),
-        (
-            "Processor",
-            f"{_plain(dig(hardware, 'cpu'))}, {_plain(dig(hardware, 'cores_usable'))} usable cores",
-        ),
+        ("Processor", f"{_plain(dig(hardware, 'cpu'))}, {_plain(dig(hardware, 'cores_usable'))} usable cores"),
         *_neighbours(run),
         ("Instruction sets", as_text(dig(hardware, "instruction_sets")) or UNKNOWN),
         ("Memory", _gib(memory if isinstance(memory, float) else None)),
-        (
-            "Accelerators",
-            ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none",
-        ),
+        ("Accelerators", ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or "none"),
         ("Platform", _plain(dig(environment, "platform"))),
         ("Python", _plain(dig(environment, "python"))),
         ("CUDA", _plain(dig(environment, "cuda"))),

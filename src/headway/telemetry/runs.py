@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.errors import CheckpointError
 from headway.core.format import UNKNOWN, format_count, format_seconds
 from headway.telemetry.catalogue import metric
 from headway.telemetry.metrics import NO_VALUES
-from headway.telemetry.record import Run, finished_steps, is_run, open_run
+from headway.telemetry.record import Run, check_runs_folder, finished_steps, is_run, open_run
 from headway.telemetry.summary import Summary, loss_text, median, result_text, share_text, summarize, usd_text
 
 
@@ -46,12 +45,7 @@ def list_runs(folder: Path) -> list[Listing]:
     Raises:
         CheckpointError: the folder does not exist.
     """
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no folder '{folder}'",
-            where=str(folder.absolute()),
-            fix="name the folder that holds the run directories (`runs` in the config)",
-        )
+    check_runs_folder(folder)
     found = [_listing(open_run(path)) for path in sorted(folder.iterdir()) if path.is_dir() and is_run(path)]
     return sorted(found, key=lambda item: -(item.updated or 0))
 

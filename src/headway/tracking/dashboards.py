@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import ConfigError
-from headway.core.files.atomic import atomic_write
-from headway.core.requirements import install_command
+from headway.core.errors import missing_extra
+from headway.core.files.atomic import write_text
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Unit, metric
 
 if TYPE_CHECKING:
@@ -212,11 +211,7 @@ def check_library() -> None:
     try:
         import grafana_foundation_sdk  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "dashboards cannot be made: grafana-foundation-sdk is not installed",
-            where="headway dashboards",
-            fix=install_command("dashboards", "grafana-foundation-sdk"),
-        ) from None
+        raise missing_extra("grafana-foundation-sdk", "dashboards", "making dashboards") from None
 
 
 def dashboard(board: str) -> dict[str, Any]:
@@ -225,6 +220,11 @@ def dashboard(board: str) -> dict[str, Any]:
 
     text = JSONEncoder(sort_keys=True, indent=2).encode(_builder(board).build())
     return dict(json.loads(text))
+
+
+def dashboard_text(board: str) -> str:
+    """Return one dashboard as the text of a file."""
+    return json.dumps(dashboard(board), indent=2, sort_keys=True) + "\n"
 
 
 def _builder(board: str) -> Dashboard:
@@ -285,8 +285,6 @@ def export_dashboards(folder: Path) -> list[Path]:
     written = []
     for board in BOARDS:
         path = folder / f"headway-{board}.json"
-        text = json.dumps(dashboard(board), indent=2, sort_keys=True) + "\n"
-        with atomic_write(path, "w") as file:
-            file.write(text)
+        write_text(path, dashboard_text(board))
         written.append(path)
     return written

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import ConfigError
+from headway.core.errors import missing_extra
 from headway.core.files.atomic import atomic_write
-from headway.core.requirements import install_command
 from headway.core.version import __version__
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Metric, metric
 from headway.tracking.live_run import Snapshot
@@ -39,11 +38,7 @@ def check_library() -> None:
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "metrics cannot be exported: prometheus-client is not installed",
-            where="--serve, --textfile",
-            fix=install_command("prometheus", "prometheus-client"),
-        ) from None
+        raise missing_extra("prometheus-client", "prometheus", "exporting metrics") from None
 
 
 class RunsCollector:

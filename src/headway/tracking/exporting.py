@@ -71,8 +71,7 @@ def export(
     textfile: Path | None,
     every_seconds: float,
     sweep: bool = False,
-    certificate: Path | None = None,
-    key: Path | None = None,
+    tls: tuple[Path, Path] | None = None,
 ) -> None:
     """Export the runs of a folder until Ctrl-C.
 
@@ -82,8 +81,7 @@ def export(
         textfile: Folder to write to.
         every_seconds: Time between two writes.
         sweep: Send the end of runs whose machine died to their trackers.
-        certificate: Of the server; None serves without TLS, on the loopback only.
-        key: Of the certificate.
+        tls: Certificate and key of the server as PEM files; None serves without TLS, on the loopback only.
 
     Raises:
         ConfigError: a library, a folder, the token or the certificate is missing, or the port is in use.
@@ -91,7 +89,7 @@ def export(
     """
     check_library()
     address = None if serve is None else parse_address(serve)
-    token = None if address is None else check_exposure(address, certificate, key)
+    token = None if address is None else check_exposure(address, tls)
     if textfile is not None and not textfile.is_dir():
         raise ConfigError(
             f"there is no folder '{textfile}'",
@@ -101,7 +99,6 @@ def export(
     runs = RunsFolder(folder)
     with ExitStack() as stack:
         if address is not None:
-            tls = None if certificate is None or key is None else (certificate, key)
             server = stack.enter_context(MetricsServer(address, None, token=token, tls=tls))
             threading.Thread(target=server.serve_forever, name="headway-metrics", daemon=True).start()
             stack.callback(server.shutdown)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headway.config.sections.track import TrackConfig
+from headway.core.console import warning
 from headway.core.errors import HeadwayError
 from headway.tracking.cursor import CursorFile, InUse, cursor_name
 from headway.tracking.follower import Follower, Waiting
@@ -101,3 +102,11 @@ def follow_all(
         while thread.is_alive():
             thread.join(0.5)  # so that a signal is handled meanwhile
     return errors
+
+
+def raise_first(errors: Sequence[HeadwayError]) -> None:
+    """Raise the first of some errors, if there is any, after a warning of each other one."""
+    for error in errors[1:]:
+        warning(error.what)
+    if errors:
+        raise errors[0]

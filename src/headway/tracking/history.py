@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headway.core.files.foreign import LINE_BYTES, open_regular, parse_json_lines
-from headway.telemetry.metrics import FILE_NAME, NO_VALUES, is_own, recorded_number
+from headway.telemetry.metrics import FILE_NAME, NO_VALUES, is_own, place_of, recorded_number
 from headway.telemetry.record import as_time
 from headway.tracking.sink import Point
 
@@ -75,7 +75,7 @@ class History:
 
     def begins_generation(self, record: dict[str, Any]) -> bool:
         """Return whether this record, the next of the file, begins a generation."""
-        found = _place_of(record)
+        found = place_of(record)
         if found is None or self._attempt < 0 or found[1] <= self._attempt:
             return False
         step, attempt = found
@@ -83,15 +83,15 @@ class History:
 
     def begin_generation(self, record: dict[str, Any]) -> None:
         """Forget what was sent: a generation begins with this record."""
-        step, self.first_attempt = _place_of(record) or (0, None)
-        self.generation = self.generation + 1
+        step, self.first_attempt = place_of(record) or (0, None)
+        self.generation += 1
         self.first_step = step
         self._sent = {}
         self._last_step = step - 1
 
     def points(self, record: dict[str, Any]) -> list[Point]:
         """Return the points of the next record that are to be sent; none if it is no record of a step."""
-        place = _place_of(record)
+        place = place_of(record)
         if place is None or place[1] < self._attempt:  # a worker of an abandoned attempt may write after a later one
             return []
         step, self._attempt = place
@@ -110,15 +110,6 @@ class History:
                 if self._sent.setdefault(name, StepSet()).add(step):
                     found.append(Point(name, step, number, moment))
         return found
-
-
-def _place_of(record: dict[str, Any]) -> tuple[int, int] | None:
-    """Return step and attempt of a record; None if it is no record of a step."""
-    step = record.get("step")
-    attempt = record.get("attempt", 0)
-    if not isinstance(step, int) or not isinstance(attempt, int) or not (0 <= step < 2**63 and 0 <= attempt < 2**63):
-        return None
-    return step, attempt
 
 
 @dataclass(frozen=True)

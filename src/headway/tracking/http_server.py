@@ -20,7 +20,6 @@ from headway.core.exposure import (
     is_this_machine,
     names_this_machine,
     server_context,
-    tls_pair,
     url_host,
 )
 
@@ -28,7 +27,7 @@ from headway.core.exposure import (
 TOKEN_VARIABLE = "HEADWAY_METRICS_TOKEN"
 #: How long a client may take for its request, so that silent clients do not fill the process with threads.
 _CLIENT_SECONDS = 10.0
-_TEXT = "text/plain; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
 _ADDRESS = re.compile(r"(?:(?P<host>[^:\[\]]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")
 
 
@@ -71,14 +70,13 @@ def parse_address(text: str) -> Address:
     return Address((found["host"] or "127.0.0.1").strip("[]"), int(found["port"]))
 
 
-def check_exposure(address: Address, certificate: Path | None, key: Path | None) -> str | None:
+def check_exposure(address: Address, tls: tuple[Path, Path] | None) -> str | None:
     """Check that an address beyond the loopback has a token and TLS; return the token that scrapers must send.
 
     Raises:
         ConfigError: something is missing.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
-    tls = tls_pair(certificate, key)
     if token is not None:
         check_secret(token, TOKEN_VARIABLE)
     if not address.is_loopback and (token is None or tls is None):
@@ -123,7 +121,7 @@ class RunsHandler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "")
         return expected is None or bears(given, expected)
 
-    def send(self, status: HTTPStatus, body: bytes, content_type: str = _TEXT, **headers: str) -> None:
+    def send(self, status: HTTPStatus, body: bytes, content_type: str = TEXT, **headers: str) -> None:
         """Send the whole answer; underscores in the names of headers stand for dashes."""
         self.send_response(status)
         self.send_header("Content-Type", content_type)

@@ -14,7 +14,7 @@ from typing import Any
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import atomic_write
 from headway.tracking.alert_rules import rules_document
-from headway.tracking.dashboards import BOARDS, check_library, dashboard
+from headway.tracking.dashboards import BOARDS, check_library, dashboard_text
 
 #: Labels and annotation that the sidecar of Grafana's chart looks for.
 _DASHBOARD_LABEL = "grafana_dashboard"
@@ -83,10 +83,16 @@ def export_alerts(folder: Path, cluster: Cluster) -> list[Path]:
 
 def _dashboard(board: str) -> dict[str, Any]:
     name = f"headway-{board}"
-    text = json.dumps(dashboard(board), indent=2, sort_keys=True) + "\n"
-    made: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-dashboard"}}
-    made["metadata"] |= {"labels": {_DASHBOARD_LABEL: "1"}, "annotations": {_FOLDER_ANNOTATION: "Headway"}}
-    return {**made, "data": {f"{name}.json": text}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": f"{name}-dashboard",
+            "labels": {_DASHBOARD_LABEL: "1"},
+            "annotations": {_FOLDER_ANNOTATION: "Headway"},
+        },
+        "data": {f"{name}.json": dashboard_text(board)},
+    }
 
 
 def _exporter(cluster: Cluster) -> Iterator[dict[str, Any]]:

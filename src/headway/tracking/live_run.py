@@ -28,7 +28,7 @@ from headway.telemetry.anomalies import AnomalyWatch
 from headway.telemetry.anomaly import Anomaly
 from headway.telemetry.catalogue import CATALOGUE, Kind, metric
 from headway.telemetry.goodput import was_meant_to_end
-from headway.telemetry.metrics import CLOCK_JUMP, FILE_NAME, LEFT_OUT, is_own, recorded_number
+from headway.telemetry.metrics import CLOCK_JUMP, FILE_NAME, LEFT_OUT, is_own, place_of, recorded_number
 from headway.telemetry.record import (
     NOT_ENDED,
     NOT_STARTED,
@@ -51,6 +51,8 @@ from headway.telemetry.tags import FILE_NAME as TAGS_FILE
 from headway.telemetry.tags import Tags, read_tags
 from headway.telemetry.tail import JsonLinesTail
 
+#: States of a run that trains, as far as can be seen from this machine.
+LIVE_STATES = (RUNNING, NOT_ENDED)
 #: Size of about a thousand records, for readers that show the newest values only.
 NEWEST_BYTES = 512 * 1024
 
@@ -115,7 +117,7 @@ class Snapshot:
     @property
     def is_live(self) -> bool:
         """Whether the run is training, as far as can be seen from this machine."""
-        return self.state in (RUNNING, NOT_ENDED)
+        return self.state in LIVE_STATES
 
 
 class LiveRun:
@@ -183,7 +185,8 @@ class LiveRun:
         number, record, outcome, state = self._newest()
         self._read_failed_saves(number, record, state)
         history = self._history
-        anomalies = history.watch.found() if state in (RUNNING, NOT_ENDED) else ()
+        is_live = state in LIVE_STATES
+        anomalies = history.watch.found() if is_live else ()
         values = {**history.latest, **history.totals, **dict(self._derived(state, now))}
         recorded = history.failed_saves(number)
         failed, in_row = self._told[1] or recorded
@@ -201,7 +204,7 @@ class LiveRun:
             state=state,
             outcome=outcome,
             values=values,
-            machines=newest_readings(folder) if state in (RUNNING, NOT_ENDED) else {},
+            machines=newest_readings(folder) if is_live else {},
             machine=as_text(record.get("host")),
             job=self._job,
             losses=tuple(history.losses),
@@ -286,7 +289,7 @@ class LiveRun:
         saved = _last_saved(self.path / "checkpoints")
         if saved is not None:
             yield "run/last_saved_timestamp_seconds", saved
-        if steps and state in (RUNNING, NOT_ENDED) and (eta := history.eta(steps, self._settings.get("batches"), now)):
+        if steps and state in LIVE_STATES and (eta := history.eta(steps, self._settings.get("batches"), now)):
             yield "run/eta_seconds", eta
         if (allowed := self._settings.get("failures")) is not None:
             since = now - (self._settings.get("window") or math.inf)
@@ -350,40 +353,37 @@ class _History:
         self._own_names = 0
         self._recent: deque[tuple[float, int, float, float, float]] = deque(maxlen=_WINDOW)
         # Steps that count, and the effective seconds up to each: after a rollback some no longer count.
-        self._steps, self._seconds = array("q"), array("d")
+        self._steps = array("q")
+        self._seconds = array("d")
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record of the file; skip it if it is not a record of a step."""
-        step = record.get("step")
-        attempt = record.get("attempt", 0)
-        if not isinstance(step, int) or not isinstance(attempt, int) or not 0 <= step < 2**63:
+        place = place_of(record)
+        if place is None or place[1] < self._attempt:
             return
-        if attempt < self._attempt:
-            return
+        step, attempt = place
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
         if attempt != self._attempt or goes_back:
             self._restart_at(step if is_own(record) else step + 1)
         self._step = step
         self._attempt = attempt
         self.watch.add(step, attempt, record)
-        latest = self.latest
-        at = self._at
         self._count_saves(attempt, record)
         for name, value in record.items():
             number = value if type(value) is float else recorded_number(value)
             if number is None:
                 continue
-            if name not in latest and metric(name) is None:
+            if name not in self.latest and metric(name) is None:
                 if self._own_names >= _OWN_NAMES:
                     continue
                 self._own_names += 1
             if name in _AMOUNTS:
                 self.totals[name] = self.totals.get(name, 0.0) + number
             else:
-                latest[name], at[name] = number, step
+                self.latest[name] = number
+                self._at[name] = step
             if name in _COUNTED:
-                counted = _COUNTED[name]
-                self.totals[counted] = self.totals.get(counted, 0.0) + 1.0
+                self.totals[_COUNTED[name]] += 1.0
         self.time = as_time(record.get("time")) or self.time
         jump = as_number(record.get(CLOCK_JUMP)) or 0.0
         self.ends[attempt] = self.time, self.ends.get(attempt, (None, 0.0))[1] + jump

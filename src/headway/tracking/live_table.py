@@ -64,27 +64,20 @@ _CORE_SHARE = 0.02
 _FRAME_LINES = 5
 #: Width of the table where there is no terminal: nothing is cut or left out.
 _UNBOUNDED = 1000
-#: Live runs come first.
-_ORDER = {RUNNING: 0}
 
 
 def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
     """Draw values as a line of bars from their least to their greatest; one that is not finite is an `x`."""
     size = max(1, math.ceil(len(values) / width))
-    means = [_mean(values[start : start + size]) for start in range(0, len(values), size)]
+    groups = (values[start : start + size] for start in range(0, len(values), size))
+    means = [sum(group) / len(group) for group in groups]
     finite = [value for value in means if math.isfinite(value)]
     if not finite:
         return "x" * len(means)
     low = min(finite)
-    span = max(finite) - min(finite)
+    span = max(finite) - low or 1.0
     top = len(_BARS) - 1
-    return "".join(
-        _BARS[round((value - low) / span * top) if span else 0] if math.isfinite(value) else "x" for value in means
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return "".join(_BARS[round((value - low) / span * top)] if math.isfinite(value) else "x" for value in means)
 
 
 def row(snapshot: Snapshot, now: float) -> dict[str, str]:
@@ -139,7 +132,7 @@ def _step_text(step: float | None, total: float | None) -> str:
 
 def by_liveness(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Order runs: live ones first, then the most recently updated."""
-    return sorted(snapshots, key=lambda item: (_ORDER.get(item.state, 1), -(item.updated or 0.0), item.name))
+    return sorted(snapshots, key=lambda item: (item.state != RUNNING, -(item.updated or 0.0), item.name))
 
 
 def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | None = None) -> Table:
@@ -149,13 +142,13 @@ def table(snapshots: Sequence[Snapshot], now: float, width: int, height: int | N
     from rich.text import Text
 
     ordered = by_liveness(snapshots)
+    room = math.inf if height is None else height - _FRAME_LINES
     shown = ordered if height is None else ordered[: max(1, height - _FRAME_LINES)]
     states = Counter(one.state for one in ordered)
     title = f"{counted(len(ordered), 'run')}: " + ", ".join(f"{count} {state}" for state, count in states.items())
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), title_style="bold")
     rows = [row(snapshot, now) for snapshot in shown]
     widths = _fitting(rows, width)
-    room = math.inf if height is None else height - _FRAME_LINES
     fitting = _that_fit(rows, widths["run"], room)
     if fitting < len(ordered):
         made.title = f"{made.title} ({len(ordered) - fitting} below)"

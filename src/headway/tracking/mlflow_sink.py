@@ -48,7 +48,6 @@ _PARAMETERS = 100
 _TAGS = 100
 _CHARACTERS = 6000
 _NAME_CHARACTERS = 250
-_STATUS: dict[Status, str] = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 #: Groups of metrics that MLflow shows as metrics of the system.
 _SYSTEM = ("memory/", "gpu/", "health/gpu_", "health/memory_", "health/disk_", "health/cpu_")
 _NOT_ALLOWED = re.compile(r"[^\w.\- :/]")
@@ -97,7 +96,7 @@ class MlflowSink:
         with self._answering():
             run = self._client.get_run(self._run)
             self._send_parameters(description, run.data)
-            tags = {_name(name): text[:_CHARACTERS] for name, text in _tags(description).items()}
+            tags = _values(_tags(description))
             self._send_tags({name: text for name, text in tags.items() if run.data.tags.get(name) != text})
             self._send_datasets(description, run.inputs)
             self._send_files(description)
@@ -124,7 +123,7 @@ class MlflowSink:
             else:
                 # A clock may have been set back, and earlier versions sent a start that is too late.
                 moment = None if ended is None else max(int(1000 * ended), self._started)
-                self._client.set_terminated(self._run, _STATUS[status], moment)
+                self._client.set_terminated(self._run, status.upper(), moment)
 
     def close(self) -> None:
         """Forget the client; requests leave no connection that must be closed."""
@@ -227,13 +226,12 @@ class MlflowSink:
         """Send parameters. They never change at the server: a value that has changed since becomes a tag."""
         from mlflow.entities import Param
 
-        wanted = {_name(name): text[:_CHARACTERS] for name, text in description.parameters.items()}
+        wanted = _values(description.parameters)
         missing = [Param(name, text) for name, text in wanted.items() if name not in there.params]
         for start in range(0, len(missing), _PARAMETERS):
             self._client.log_batch(self._run, params=missing[start : start + _PARAMETERS], synchronous=True)
-        defaults = {_name(name): text[:_CHARACTERS] for name, text in description.defaults.items()}
         changed = {}
-        for name, text in {**defaults, **wanted}.items():
+        for name, text in {**_values(description.defaults), **wanted}.items():
             tag = f"{_NOW}{name}"[:_NAME_CHARACTERS]
             known = there.tags.get(tag, there.params.get(name))
             if known is not None and known != text:
@@ -243,7 +241,7 @@ class MlflowSink:
     def _send_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        found = [RunTag(_name(name), text[:_CHARACTERS]) for name, text in tags.items()]
+        found = [RunTag(name, text) for name, text in tags.items()]
         for start in range(0, len(found), _TAGS):
             self._client.log_batch(self._run, tags=found[start : start + _TAGS], synchronous=True)
 
@@ -320,6 +318,11 @@ def metric_name(name: str) -> str:
 
 def _name(name: str) -> str:
     return _NOT_ALLOWED.sub("_", name)[:_NAME_CHARACTERS]
+
+
+def _values(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return names and values as the server takes them."""
+    return {_name(name): text[:_CHARACTERS] for name, text in texts.items()}
 
 
 def _send_model(client: Any, run: Any, model: RunModel, upload: ModelUpload) -> None:

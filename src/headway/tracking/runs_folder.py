@@ -6,8 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from headway.core.errors import CheckpointError
-from headway.telemetry.record import NOT_ENDED, RUNNING, STUDY_FILE, STUDY_RUNS, is_run
+from headway.telemetry.record import NOT_ENDED, RUNNING, STUDY_FILE, STUDY_RUNS, check_runs_folder, is_run
 from headway.tracking.live_run import LiveRun, Snapshot
 
 #: How long a run is shown after its last sign of life, once it has ended ...
@@ -31,12 +30,7 @@ class RunsFolder:
     """
 
     def __init__(self, path: Path, *, newest: bool = False, ended_seconds: float = ENDED_SECONDS) -> None:
-        if not path.is_dir():
-            raise CheckpointError(
-                f"there is no folder '{path}'",
-                where=str(path.absolute()),
-                fix="name the folder that holds the run directories (`runs` in the config)",
-            )
+        check_runs_folder(path)
         self.path = path
         self._newest = newest
         self._ended_seconds = ended_seconds

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from headway.config.sections.track import TrackConfig
 from headway.core.console import notice, warning
-from headway.core.errors import CheckpointError, ConfigError, HeadwayError
+from headway.core.errors import ConfigError, HeadwayError
 from headway.core.process.command import module_command
-from headway.telemetry.record import Run, is_run
+from headway.telemetry.record import Run, check_runs_folder, is_run
 from headway.tracking.cursor import InUse, cursor_name, unfinished
-from headway.tracking.follow import follow_all
+from headway.tracking.follow import follow_all, raise_first
 from headway.tracking.follower import Waiting, is_live
 from headway.tracking.sinks import parse_trackers, resolve
 
@@ -54,10 +54,7 @@ def sweep(folders: Sequence[Path], to: Sequence[str]) -> None:
     for path, names in due.items():
         for name in sorted(names.keys() - unfinished(path).keys()):
             notice(f"{path}: sent its end to {names[name]}")
-    if errors:
-        for error in errors[1:]:
-            warning(error.what)
-        raise errors[0]
+    raise_first(errors)
     if not due:
         notice("no tracker shows a run as running that has ended")
 
@@ -65,12 +62,7 @@ def sweep(folders: Sequence[Path], to: Sequence[str]) -> None:
 def _runs_in(folders: Sequence[Path]) -> list[Path]:
     found = []
     for folder in folders:
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"there is no folder '{folder}'",
-                where=str(folder.absolute()),
-                fix="headway track --sweep RUNS, where RUNS holds the run directories",
-            )
+        check_runs_folder(folder)
         found += [folder] if is_run(folder) else [path for path in sorted(folder.iterdir()) if is_run(path)]
     # A run may have another name, as by a link `latest`.
     return list({path.resolve(): path for path in reversed(found)}.values())[::-1]

@@ -11,7 +11,7 @@ from headway.core.errors import ConfigError, HeadwayError
 from headway.telemetry.record import Run, open_run
 from headway.tracking.cursor import CursorFile, cursor_name
 from headway.tracking.describe import run_id
-from headway.tracking.follow import follow_all
+from headway.tracking.follow import follow_all, raise_first
 from headway.tracking.follower import Waiting, is_live
 from headway.tracking.mlflow_sink import MlflowSink
 from headway.tracking.sink import TrackedRun
@@ -49,10 +49,7 @@ def track_runs(runs: Sequence[Path], to: Sequence[str], *, once: bool, model: Pa
         return Waiting(lambda: not is_live(path), patience_seconds=_PATIENCE_SECONDS)
 
     errors = follow_all([(run.path, waiting(run.path)) for run in opened], trackers.__getitem__, warning)
-    if errors:
-        for error in errors[1:]:
-            warning(error.what)
-        raise errors[0]
+    raise_first(errors)
     for run in opened:
         for number, config in enumerate(trackers[run.path]):
             notice(f"{run.name}: sent to {resolve(config, f'track.{number}').label}")

@@ -53,7 +53,8 @@ class TrackioSink:
 
     def open(self, run: TrackedRun, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Find the store; the run is made by its first record."""
-        self._run, self._state = run, dict(state)
+        self._run = run
+        self._state = dict(state)
         with _answering():
             self._write = self._to_store() if self._server is None else self._to_server(self._server)
         return self._state

@@ -16,7 +16,7 @@ import netrc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +25,8 @@ from headway.config.sections.track import ModelUpload, WandbConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.atomic import sync_folder, write_json
-from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
+from headway.telemetry.record import read_json
 from headway.tracking.cursor import FOLDER
 from headway.tracking.run_model import CARD_FILE
 from headway.tracking.sink import (
@@ -73,7 +73,8 @@ class WandbSink:
     def open(self, run: TrackedRun, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Remember the run; a session begins when there is something to send."""
         _client()
-        self._run, self._state = run, dict(state)
+        self._run = run
+        self._state = dict(state)
         return self._state
 
     def describe(self, description: Description) -> Mapping[str, Any]:
@@ -200,7 +201,8 @@ class OfflineWandbSink(WandbSink):
         self._unfinished = run.path / FOLDER / f"wandb-unfinished-{self._target}"
         shutil.rmtree(self._unfinished, ignore_errors=True)
         # A folder may be newer than the state, after a kill, or gone, after `wandb clean`.
-        self._written: int = max([state.get("written", -1), *map(self._last_step, _folders(run))])
+        whole = (run.path / FOLDER / "wandb").glob(f"offline-run-*-{_id(run)}")
+        self._written: int = max([state.get("written", -1), *map(self._last_step, whole)])
         self._logged = self._written
         held = state.get("held") or {}
         #: The newest step and its values. More may be recorded for it, so it is written when the next one comes.
@@ -281,21 +283,13 @@ class OfflineWandbSink(WandbSink):
 
     def _last_step(self, folder: Path) -> int:
         """Return the last step in a folder; -1 if it is another tracker's, or of a version that did not say."""
-        try:
-            found = read_json_object(folder / _SPAN_FILE)
-        except (OSError, ValueError):
-            return -1
+        found = read_json(folder / _SPAN_FILE)
         last = found.get("last_step")
         return last if found.get("target") == self._target and isinstance(last, int) else -1
 
 
 def _id(run: TrackedRun) -> str:
     return run.id[:16] + run.suffix
-
-
-def _folders(run: TrackedRun) -> Iterator[Path]:
-    """Yield the folders of a run that are whole."""
-    yield from (run.path / FOLDER / "wandb").glob(f"offline-run-*-{_id(run)}")
 
 
 def _client() -> Any:
@@ -310,13 +304,9 @@ def _client() -> Any:
 
 def _address(settings: WandbConfig) -> tuple[str, str | None, str]:
     """Return project, entity and mode."""
-    environment = os.environ
-    project = settings.project or environment.get("WANDB_PROJECT") or _DEFAULT_PROJECT
-    return (
-        project,
-        settings.entity or environment.get("WANDB_ENTITY"),
-        settings.mode or environment.get("WANDB_MODE") or "online",
-    )
+    project = settings.project or os.environ.get("WANDB_PROJECT") or _DEFAULT_PROJECT
+    entity = settings.entity or os.environ.get("WANDB_ENTITY")
+    return project, entity, settings.mode or os.environ.get("WANDB_MODE") or "online"
 
 
 def _check(settings: WandbConfig, where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,15 @@ def test_a_loss_that_is_no_number_is_shown() -> None:
 
 
 def test_a_loss_that_is_no_cross_entropy_has_no_perplexity_and_samples_are_no_tokens() -> None:
-    assert render_evaluation(3, 0.5, language_model=False) == "step 3 · validation loss 0.500"
+    assert render_evaluation(3, 0.5, None, {}, language_model=False) == "step 3 · validation loss 0.500"
     assert render(Status(step=1, total_steps=2, items_per_second=7, item="samples")) == "step 1/2 · 7 samples/s"
 
 
 def test_an_evaluation_has_its_own_line() -> None:
-    assert render_evaluation(1200, 3.3) == "step 1,200 · validation loss 3.300 · perplexity 27.11"
-    assert "perplexity inf" in render_evaluation(1, 1e6)
-    assert render_evaluation(1, float("nan")).endswith("validation loss nan · perplexity nan")
+    text = partial(render_evaluation, replay=None, figures={}, language_model=True)
+    assert text(1200, 3.3) == "step 1,200 · validation loss 3.300 · perplexity 27.11"
+    assert "perplexity inf" in text(1, 1e6)
+    assert text(1, float("nan")).endswith("validation loss nan · perplexity nan")
 
 
 class Clock:

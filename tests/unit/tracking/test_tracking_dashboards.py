@@ -149,5 +149,5 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "grafana_foundation_sdk", None)
-    with pytest.raises(ConfigError, match="grafana-foundation-sdk is not installed"):
+    with pytest.raises(ConfigError, match="needs the package 'grafana-foundation-sdk'"):
         export_dashboards(tmp_path)

@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from headway.core.errors import CheckpointError, ConfigError
+from headway.core.exposure import tls_pair
 from headway.core.requirements import install_command
 from headway.telemetry.catalogue import CATALOGUE
 from headway.tracking import exporter
@@ -86,7 +87,7 @@ def test_there_is_no_series_per_rank(run: WrittenRun) -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match="prometheus-client is not installed") as caught:
+    with pytest.raises(ConfigError, match="needs the package 'prometheus-client'") as caught:
         export(tmp_path, serve=":9400", textfile=None, every_seconds=1.0)
     assert caught.value.fix == install_command("prometheus")
 
@@ -184,25 +185,26 @@ def test_what_is_no_address(text: str) -> None:
 
 
 def test_beyond_the_loopback_only_with_token_and_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    everywhere, certificate = Address("0.0.0.0", 9400), tmp_path / "cert.pem"
+    everywhere = Address("0.0.0.0", 9400)
+    tls = (tmp_path / "cert.pem", tmp_path / "cert.pem")
     with pytest.raises(ConfigError, match="HEADWAY_METRICS_TOKEN is not set"):
-        check_exposure(everywhere, certificate, certificate)
+        check_exposure(everywhere, tls)
     monkeypatch.setenv(TOKEN_VARIABLE, "short")
     with pytest.raises(ConfigError, match="fewer than 16") as caught:
-        check_exposure(everywhere, certificate, certificate)
+        check_exposure(everywhere, tls)
     assert "short" not in caught.value.render()
     for token in ("zwölf-und-vier-zeichen", "two words of a token", "a-token-and-its-line\n"):
         monkeypatch.setenv(TOKEN_VARIABLE, token)
         with pytest.raises(ConfigError, match="a request cannot carry"):
-            check_exposure(everywhere, certificate, certificate)
+            check_exposure(everywhere, tls)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     with pytest.raises(ConfigError, match="there is no certificate"):
-        check_exposure(everywhere, None, None)
+        check_exposure(everywhere, None)
     with pytest.raises(ConfigError, match="a certificate and its key"):
-        check_exposure(everywhere, certificate, None)
-    assert check_exposure(everywhere, certificate, certificate) == TOKEN
+        tls_pair(tls[0], None)
+    assert check_exposure(everywhere, tls) == TOKEN
     monkeypatch.delenv(TOKEN_VARIABLE)
-    assert check_exposure(Address("127.0.0.1", 9400), None, None) is None
+    assert check_exposure(Address("127.0.0.1", 9400), None) is None
 
 
 @pytest.fixture(scope="module")

@@ -298,7 +298,7 @@ def test_a_token_is_asked_for_and_remembered(run: WrittenRun) -> None:
 def test_beyond_this_machine_only_with_token_and_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="only with a token and TLS: HEADWAY_METRICS_TOKEN is not set") as caught:
-        check_exposure(Address("0.0.0.0", 9500, "ui"), None, None)
+        check_exposure(Address("0.0.0.0", 9500, "ui"), None)
     assert caught.value.where == "--host 0.0.0.0 --port 9500"
     assert "headway ui RUNS --host 0.0.0.0 --port 9500 --tls-cert FILE" in str(caught.value.fix)
 

@@ -9,6 +9,7 @@ import typer
 
 from headway.command_line import JsonOption, print_json
 from headway.core.errors import ConfigError
+from headway.core.exposure import tls_pair
 from headway.tracking.exporting import export
 from headway.tracking.live_table import as_json, print_once, show_live
 from headway.tracking.runs_folder import RunsFolder
@@ -58,8 +59,7 @@ def top(
             textfile=textfile,
             every_seconds=every or 15.0,
             sweep=sweep,
-            certificate=tls_cert,
-            key=tls_key,
+            tls=tls_pair(tls_cert, tls_key),
         )
         return
     if sweep:

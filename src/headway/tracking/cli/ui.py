@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from headway.core.exposure import tls_pair
 from headway.tracking.http_server import Address
 from headway.tracking.ui import serve
 
@@ -32,4 +33,4 @@ def ui(
     headway ui runs --port 9501
     ssh -L 9500:localhost:9500 node7 headway ui /shared/runs
     """
-    serve(folder, Address(host.strip("[]"), port, "ui"), certificate=tls_cert, key=tls_key)
+    serve(folder, Address(host.strip("[]"), port, "ui"), tls_pair(tls_cert, tls_key))

@@ -22,7 +22,8 @@ class _RunHistory:
     """The history of one run."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._tail = path, JsonLinesTail(path / FILE_NAME)
+        self._path = path
+        self._tail = JsonLinesTail(path / FILE_NAME)
         self._readings = Readings(path, lag_seconds=0.0)
         self.metrics = Metrics()
         self.size = 0

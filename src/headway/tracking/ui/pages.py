@@ -57,8 +57,9 @@ class NotFound(LookupError):
 class Pages:
     """Answers about the runs of a folder."""
 
-    def __init__(self, folder: RunsFolder, histories: Histories | None = None) -> None:
-        self._folder, self._histories = folder, histories or Histories()
+    def __init__(self, folder: RunsFolder) -> None:
+        self._folder = folder
+        self._histories = Histories()
         self._lock = threading.Lock()
         self._read_at = -math.inf
         self._snapshots: dict[str, Snapshot] = {}

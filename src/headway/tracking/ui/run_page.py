@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from headway.config import load_resolved
+from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import read_end
 from headway.core.format import format_bytes
@@ -65,7 +66,7 @@ def run_page(run: Run, name: str) -> str:
         _CURVES,
         f'<div id="rest">{record}{html.section("Log", _log(run))}</div>',
     ]
-    return html.redacted(head + "\n".join(parts) + "\n</main>\n</body>\n</html>\n")
+    return redact(head + "\n".join(parts) + "\n</main>\n</body>\n</html>\n")
 
 
 def _tags(run: Run) -> str:
@@ -116,7 +117,7 @@ def log_of(run: Run, name: str) -> str | None:
     """Return the end of a log by its name in `attempts`; None if there is no such log, or it cannot be read."""
     for path in logs_of(run):
         if _name_of(run, path) == name:
-            return html.redacted(_end_of(path, _LOG_BYTES)[0])
+            return redact(_end_of(path, _LOG_BYTES)[0])
     return None
 
 

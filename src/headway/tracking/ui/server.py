@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from headway.core.console import notice
 from headway.core.format import counted
 from headway.telemetry import html
-from headway.tracking.http_server import TOKEN_VARIABLE, Address, RunsHandler, RunsServer, check_exposure
+from headway.tracking.http_server import TEXT, TOKEN_VARIABLE, Address, RunsHandler, RunsServer, check_exposure
 from headway.tracking.runs_folder import RunsFolder
 from headway.tracking.ui.pages import BadQuery, NotFound, Pages
 
@@ -49,7 +49,7 @@ _SHARED = ("format.js", "scales.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min
 _KINDS = {
     "/run": _HTML,
     "/report": _HTML,
-    "/log": "text/plain; charset=utf-8",
+    "/log": TEXT,
     "/api/table.csv": "text/csv; charset=utf-8",
 }
 #: A report carries its own script and style; it runs apart from this page, and can ask nothing.
@@ -124,9 +124,9 @@ class _Handler(RunsHandler):
         except CookieError:
             return False
         expected = self.server.cookie
-        return (
-            found is not None and expected is not None and hmac.compare_digest(found.value.encode(), expected.encode())
-        )
+        if found is None or expected is None:
+            return False
+        return hmac.compare_digest(found.value.encode(), expected.encode())
 
     def _questions(self) -> Mapping[str, Callable[[Mapping[str, list[str]]], Any]]:
         pages = self.server.pages
@@ -166,9 +166,7 @@ class _Handler(RunsHandler):
     def _fail(self, status: HTTPStatus, why: str, **headers: str) -> None:
         self._send(status, f"{why}\n".encode(), **headers)
 
-    def _send(
-        self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8", **headers: str
-    ) -> None:
+    def _send(self, status: HTTPStatus, body: bytes, content_type: str = TEXT, **headers: str) -> None:
         self.send(status, body, content_type, **{**_HEADERS, **headers})
 
 
@@ -191,16 +189,15 @@ class UiServer(RunsServer):
         super().__init__(address, _Handler, token=token, tls=tls)
 
 
-def serve(folder: Path, address: Address, *, certificate: Path | None = None, key: Path | None = None) -> None:
+def serve(folder: Path, address: Address, tls: tuple[Path, Path] | None) -> None:
     """Serve the page on the runs of a folder until Ctrl-C.
 
     Raises:
         ConfigError: the token or the certificate is missing, or the port is in use.
         CheckpointError: there is no such folder of runs.
     """
-    token = check_exposure(address, certificate, key)
+    token = check_exposure(address, tls)
     runs = RunsFolder(folder, newest=True, ended_seconds=float("inf"))
-    tls = None if certificate is None or key is None else (certificate, key)
     with UiServer(address, runs, token=token, tls=tls) as server:
         found = counted(len(runs.refresh()), "run")
         login = "" if token is None else f" (it asks for {TOKEN_VARIABLE})"
