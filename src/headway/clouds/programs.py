@@ -150,14 +150,14 @@ def kubectl_of(context: str | None) -> list[str]:
     return ["kubectl", *([] if context is None else [f"--context={context}"])]
 
 
-def check_context(context: str | None) -> None:
-    """Check that kubectl knows a context.
+def checked_kubectl(context: str | None) -> list[str]:
+    """Return the first words of a command of kubectl, which knows the context.
 
     Raises:
         ConfigError: it does not.
     """
     if context is None:
-        return
+        return kubectl_of(None)
     known = ask_program(["kubectl", "config", "get-contexts", "--output=name"]).split()
     if context not in known:
         raise ConfigError(
@@ -165,6 +165,7 @@ def check_context(context: str | None) -> None:
             where="launch.kubernetes.context",
             fix=f"one of: {', '.join(known) or 'none; get credentials of the cluster first'}",
         )
+    return kubectl_of(context)
 
 
 def check_kind(kubectl: Sequence[str], kind: str, resource: str, where: str, install: str) -> None:

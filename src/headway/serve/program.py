@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError, missing_extra
+from headway.core.exposure import free_port
 from headway.core.process.command import tied_command
 from headway.serve.asking import RefusedRequest
 from headway.serve.backend import JSON, LATE, Answer, Call
@@ -70,7 +70,7 @@ class ProgramBackend:
         self.label = label
         self._owned = owned
         self._key = secrets.token_urlsafe(32)
-        port = _free_port()
+        port = free_port("127.0.0.1")
         address = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", model)
         command = [program, "serve", str(folder), *address, *arguments]
         notice(f"starting {' '.join(command)}")
@@ -154,9 +154,3 @@ async def _passed_on(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             yield chunk
     finally:
         await response.aclose()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -207,7 +207,7 @@ def status(run: RunArgument, json: JsonOption = False) -> None:
     state = launcher.status(handle)
     progress = progress_of(run)
     if json:
-        print_json({"job": handle.as_json(), "engine": asdict(state), "run": asdict(progress)})
+        print_json({"job": asdict(handle), "engine": asdict(state), "run": asdict(progress)})
         return
     step = "n/a" if progress.step is None else f"{progress.step:,}"
     total = f"/{progress.total_steps:,}" if progress.total_steps else ""

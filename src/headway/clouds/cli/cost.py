@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
+from headway.clouds.cli.policy import (
+    GrowBelowOption,
+    MinPauseOption,
+    MinRunOption,
+    PauseAboveOption,
+    ResumeBelowOption,
+    policy_of,
+)
 from headway.clouds.spot.made_trace import as_csv, make_trace
-from headway.clouds.spot.policy import SpotPolicy
 from headway.clouds.spot.simulate import Work
 from headway.clouds.spot.simulate import simulate as compare
 from headway.clouds.spot.traces import read_trace
@@ -98,9 +105,9 @@ def simulate(
     *,
     hours: Annotated[float, typer.Option("--hours", min=0.01, help="Hours of training without interruptions.")],
     on_demand: Annotated[float, typer.Option("--on-demand", min=0.0001, help="Price on demand, $/hour.")],
-    pause_above: Annotated[float, typer.Option("--pause-above", help="Pause above this price, $/hour.")],
-    resume_below: Annotated[float, typer.Option("--resume-below", help="Resume below this price.")],
-    grow_below: Annotated[float | None, typer.Option("--grow-below", help="Use all workers below this price.")] = None,
+    pause_above: PauseAboveOption,
+    resume_below: ResumeBelowOption,
+    grow_below: GrowBelowOption = None,
     growth: Annotated[
         float, typer.Option("--growth", min=1.0, help="Speed and price with all workers, as a multiple.")
     ] = 1.0,
@@ -109,8 +116,8 @@ def simulate(
     ] = "2 min",
     save: Annotated[str, typer.Option("--save", help="Time of a save.")] = "30 s",
     save_every: Annotated[str, typer.Option("--save-every", help="Time between saves.")] = "10 min",
-    min_run: Annotated[str, typer.Option("--min-run", help="Minimum time between a start and a pause.")] = "10 min",
-    min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
+    min_run: MinRunOption = "10 min",
+    min_pause: MinPauseOption = "5 min",
     zone: Annotated[str | None, typer.Option("--zone", help="Zone, if the trace has several.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -124,8 +131,7 @@ def simulate(
     headway cost simulate prices.json --hours 40 --on-demand 55.04 \\
     --pause-above 25 --resume-below 20
     """
-    policy = SpotPolicy(pause_above, resume_below, grow_below, seconds_of(min_run, "--min-run"),
-                        seconds_of(min_pause, "--min-pause"))  # fmt: skip
+    policy = policy_of(pause_above, resume_below, grow_below, min_run, min_pause)
     policy.check()
     work = Work(hours * 3600, seconds_of(start, "--start"), seconds_of(save, "--save"),
                 seconds_of(save_every, "--save-every"), growth)  # fmt: skip

@@ -11,7 +11,7 @@ import typer
 from headway.clouds.supply.sbom import wheel_sbom
 from headway.command_line import check_folder, writing
 from headway.core.console import exact_results, notice, print_text
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 
 HELP = """Write the bill of materials of a wheel: what it installs, in which version, under which licence.
 
@@ -40,6 +40,6 @@ def sbom(
         with exact_results():
             print_text(text)
         return
-    with writing(output), atomic_write(output, "w") as file:
-        file.write(text)
+    with writing(output):
+        write_text(output, text)
     notice(f"wrote {output}: {len(found['components'])} packages")

@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.clouds.cli.policy import (
+    GrowBelowOption,
+    MinPauseOption,
+    MinRunOption,
+    PauseAboveOption,
+    ResumeBelowOption,
+    policy_of,
+)
 from headway.clouds.launchers.held import LaunchCommand
 from headway.clouds.launchers.job import Job, load_job
 from headway.clouds.launchers.price_feeds import PlaceFeed, command_feed, file_feed, moving_of, replay_feed
@@ -15,7 +23,6 @@ from headway.clouds.launchers.record import save_seconds_of
 from headway.clouds.launchers.spot import SpotJob, hold_by_price
 from headway.clouds.prices.refresh import PriceTimer
 from headway.clouds.spot.places import parse_place
-from headway.clouds.spot.policy import SpotPolicy
 from headway.command_line import seconds_of
 from headway.config.units import Interval
 from headway.core.errors import ConfigError
@@ -54,9 +61,9 @@ def spot(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of the command.")],
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Command that trains.")] = None,
     *,
-    pause_above: Annotated[float, typer.Option("--pause-above", help="Pause above this price, $/hour.")],
-    resume_below: Annotated[float, typer.Option("--resume-below", help="Resume below this price.")],
-    grow_below: Annotated[float | None, typer.Option("--grow-below", help="Use all workers below this price.")] = None,
+    pause_above: PauseAboveOption,
+    resume_below: ResumeBelowOption,
+    grow_below: GrowBelowOption = None,
     workers: Annotated[
         str | None,
         typer.Option("--workers", metavar="MIN:MAX", help="Usual and largest number of workers."),
@@ -99,12 +106,11 @@ def spot(
         typer.Option("--state-gib", min=0.0, help="Size of a checkpoint, where none was measured."),
     ] = None,
     every: Annotated[str, typer.Option("--every", help="Time between two checks of the price.")] = "1 min",
-    min_run: Annotated[str, typer.Option("--min-run", help="Minimum time between a start and a pause.")] = "10 min",
-    min_pause: Annotated[str, typer.Option("--min-pause", help="Minimum length of a pause.")] = "5 min",
+    min_run: MinRunOption = "10 min",
+    min_pause: MinPauseOption = "5 min",
 ) -> None:
     """Run `headway spot`."""
-    policy = SpotPolicy(pause_above, resume_below, grow_below, seconds_of(min_run, "--min-run"),
-                        seconds_of(min_pause, "--min-pause"))  # fmt: skip
+    policy = policy_of(pause_above, resume_below, grow_below, min_run, min_pause)
     places = tuple(parse_place(text) for text in place or ())
     sizes = _range(workers, "--workers")
     launch = _launch(ctx, command or [], places, sizes, _range(machines, "--machines"))

@@ -25,6 +25,7 @@ from headway.core.files.foreign import read_json_object
 from headway.core.format import format_seconds
 from headway.core.process.command import module_command
 from headway.cost.price_book import price_of_offer
+from headway.run.directory.run_directory import newest_attempt
 
 SPOT_SOURCE = "spot"
 #: How often the command, the board and the policy are looked at.
@@ -67,16 +68,16 @@ class HeldCommand:
 
     def has_begun(self) -> bool:
         """Return whether it was started before, by whomever."""
-        return self._attempt() is not None
+        return newest_attempt(self._run) is not None
 
     def was_asked(self) -> bool:
         """Return whether it has ended because it was asked to."""
-        attempt = self._attempt()
+        attempt = newest_attempt(self._run)
         return attempt is not None and self._asked(attempt)
 
     def ask_to_stop(self, why: str) -> None:
         """Post "save and stop" on the board of the attempt that runs, once; one that has not begun is asked later."""
-        attempt = self._attempt()
+        attempt = newest_attempt(self._run)
         if attempt is None or self._has_ended(attempt) or self._asked(attempt):
             return
         try:
@@ -100,11 +101,6 @@ class HeldCommand:
         name = signal.Signals(signals[0]).name
         notice(f"the command has ended {format_seconds(time.monotonic() - began)} after {name}")
         return code
-
-    def _attempt(self) -> Path | None:
-        """Return the folder of the run's newest attempt."""
-        folders = [path for path in (self._run / "attempts").glob("*") if path.name.isdecimal()]
-        return max(folders, key=lambda path: int(path.name), default=None)
 
     def _has_ended(self, attempt: Path) -> bool:
         try:

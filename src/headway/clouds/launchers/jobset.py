@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headway.clouds.launchers.job import Job
-from headway.clouds.launchers.kubernetes import Envelope, KubernetesLauncher, job_spec, with_queue
+from headway.clouds.launchers.kubernetes import Envelope, KubernetesLauncher, job_spec, state_by_condition, with_queue
 from headway.clouds.launchers.launcher import State
-from headway.clouds.launchers.pods import CONTAINER, metadata
+from headway.clouds.launchers.pods import CONTAINER, manifest, metadata
 
 #: How an administrator installs the controller.
 INSTALL = (
@@ -45,18 +45,15 @@ def jobset_spec(job: Job, set_name: str, replicated_job: str = _JOB, container: 
 def _documents(job: Job) -> list[dict[str, Any]]:
     spec = jobset_spec(job, job.name)
     spec["ttlSecondsAfterFinished"] = job.config.launch.kubernetes.keep_seconds
-    about = metadata(job)
-    return [
-        with_queue(job, {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": about, "spec": spec})
-    ]
+    return [with_queue(job, manifest("jobset.x-k8s.io/v1alpha2", "JobSet", metadata(job), spec=spec))]
 
 
 def jobset_state(document: dict[str, Any]) -> tuple[State, str]:
     """Return the state of a JobSet, or of a TrainJob, which has the same conditions but for their names."""
+    known = state_by_condition(document, _STATES)
+    if known is not None:
+        return known
     status = document.get("status") or {}
-    for condition in status.get("conditions") or []:
-        if condition.get("status") == "True" and condition["type"] in _STATES:
-            return _STATES[condition["type"]], f"{condition['type']} {condition.get('message') or ''}".strip()
     jobs = status.get("replicatedJobsStatus") or status.get("jobsStatus") or []
     ready, active = (sum(one.get(name) or 0 for one in jobs) for name in ("ready", "active"))
     return ("running" if ready else "waiting"), f"{active} jobs active, {ready} ready"

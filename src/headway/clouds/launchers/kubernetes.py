@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from headway.clouds.launchers.patches import patched
 from headway.clouds.launchers.pods import (
     CONFIG_FOLDER,
     CONTAINER,
+    manifest,
     metadata,
     pod_problems,
     pod_template,
@@ -29,8 +30,8 @@ from headway.clouds.launchers.support_objects import support_objects, time_slici
 from headway.clouds.programs import (
     ask_json,
     ask_program,
-    check_context,
     check_kind,
+    checked_kubectl,
     kubectl_of,
     parse_answer,
     show_pod_logs,
@@ -41,9 +42,11 @@ from headway.core.coordination.launch_variables import SECRET
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError, Preempted
 
-SUPPORT, PREPARE, TRAIN, SECRET_PAGE, TIME_SLICING = (
-    "10-support.yaml", "20-prepare.yaml", "30-train.yaml", "secret.md", "time-slicing.yaml",
-)  # fmt: skip
+SUPPORT = "10-support.yaml"
+PREPARE = "20-prepare.yaml"
+TRAIN = "30-train.yaml"
+SECRET_PAGE = "secret.md"
+TIME_SLICING = "time-slicing.yaml"
 #: How long Kubernetes may take to remove a pod after its time to save.
 _REMOVAL_SECONDS = 60
 _LOOK_SECONDS = 3.0
@@ -140,8 +143,7 @@ class KubernetesLauncher:
         """
         kubernetes = job.config.launch.kubernetes
         envelope = self.envelope
-        kubectl = kubectl_of(kubernetes.context)
-        check_context(kubernetes.context)
+        kubectl = checked_kubectl(kubernetes.context)
         if envelope.install is not None:
             check_kind(kubectl, envelope.kind, envelope.resource, f"--on {envelope.target}", envelope.install)
         self._check_gpus(job, kubectl)
@@ -286,21 +288,34 @@ def _plain_job(job: Job) -> list[dict[str, Any]]:
     spec["ttlSecondsAfterFinished"] = job.config.launch.kubernetes.keep_seconds
     if job.machines > 1:  # the Service of the run names its pods
         spec["template"]["spec"]["subdomain"] = job.name
-    return [with_queue(job, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job), "spec": spec})]
+    return [with_queue(job, manifest("batch/v1", "Job", metadata(job), spec=spec))]
 
 
 def _job_state(document: dict[str, Any]) -> tuple[State, str]:
     """Return the state of a Job of Kubernetes."""
-    status = document.get("status") or {}
-    spec = document.get("spec") or {}
-    for condition in status.get("conditions") or []:
-        if condition.get("status") == "True" and condition["type"] in ("Complete", "Failed"):
-            state: State = "finished" if condition["type"] == "Complete" else "failed"
-            return state, f"{condition['type']} {condition.get('message') or ''}".strip()
-    if spec.get("suspend"):
+    ended = state_by_condition(document, {"Complete": "finished", "Failed": "failed"})
+    if ended is not None:
+        return ended
+    if (document.get("spec") or {}).get("suspend"):
         return "waiting", "suspended"
+    status = document.get("status") or {}
     counts = [f"{status.get(name) or 0} {name}" for name in ("active", "ready", "succeeded", "failed")]
     return ("running" if status.get("ready") else "waiting"), ", ".join(counts)
+
+
+def state_by_condition(document: dict[str, Any], states: Mapping[str, State]) -> tuple[State, str] | None:
+    """Return the state of the first condition that holds, and the engine's words; None if none of them holds."""
+    found = {one["type"]: one for one in true_conditions(document)}
+    for name, state in states.items():
+        if name in found:
+            return state, f"{name} {found[name].get('message') or ''}".strip()
+    return None
+
+
+def true_conditions(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditions of an object that hold."""
+    conditions = (document.get("status") or {}).get("conditions") or []
+    return [one for one in conditions if one.get("status") == "True"]
 
 
 def _prepare(job: Job) -> Iterator[dict[str, Any]]:
@@ -316,7 +331,7 @@ def _prepare(job: Job) -> Iterator[dict[str, Any]]:
         "template": pod_template(job, "", command, "prepare"),
     }
     about = metadata(job, f"{job.name}-prepare", "prepare")
-    yield with_queue(job, {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": spec})
+    yield with_queue(job, manifest("batch/v1", "Job", about, spec=spec))
 
 
 # kubectl --------------------------------------------------------------------------------------------------------------
@@ -336,9 +351,9 @@ def _create_secret(job: Job, kubectl: Sequence[str]) -> None:
     found = ask_program([*kubectl, "get", "secret", name, *_in(job), "--ignore-not-found", "--output=name"])
     if found.strip():
         return
-    about = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata(job, name)}
-    content = yaml_text([{**about, "type": "Opaque", "stringData": {SECRET: secrets.token_hex(32)}}])
-    ask_program([*kubectl, "create", "--filename=-"], stdin=content)
+    content = {SECRET: secrets.token_hex(32)}
+    made = manifest("v1", "Secret", metadata(job, name), type="Opaque", stringData=content)
+    ask_program([*kubectl, "create", "--filename=-"], stdin=yaml_text([made]))
 
 
 def _wait_for_data(job: Job, kubectl: Sequence[str]) -> None:

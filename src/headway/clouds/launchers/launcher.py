@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -48,10 +48,6 @@ class Handle:
     """What else the launcher needs to find it: a context, a namespace."""
     launched: float = 0.0
     """When, in Unix seconds."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the handle as JSON."""
-        return {**asdict(self), "details": dict(self.details)}
 
 
 @dataclass(frozen=True)

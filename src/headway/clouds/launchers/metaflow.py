@@ -33,8 +33,8 @@ from headway.clouds.launchers.pods import pod_problems, store_problems, tolerati
 from headway.clouds.programs import (
     ask_json,
     ask_program,
-    check_context,
     check_kind,
+    checked_kubectl,
     kubectl_of,
     parse_answer,
     show_pod_logs,
@@ -72,6 +72,8 @@ _TAKEN = ("FlowSpec", "Path")
 _ARGO_STATES: dict[str, State] = {
     "Pending": "waiting", "Running": "running", "Succeeded": "finished", "Failed": "failed", "Error": "failed",
 }  # fmt: skip
+#: What the step after several machines keeps of theirs.
+_JOIN = "        self.run_directory = inputs[0].run_directory\n        self.html = inputs[0].html\n"
 #: The flow in a process that outlives the launch: its number, then its exit code.
 _RUNS_ON = """\
 sh -c 'echo $$ > "$0"; exec "$@"' {pid} {command} > {log} 2>&1
@@ -142,8 +144,7 @@ class MetaflowLauncher:
         if settings.where == "local":
             _check_gpus(job)
         if settings.where == "argo":
-            check_context(kubernetes.context)
-            kubectl = kubectl_of(kubernetes.context)
+            kubectl = checked_kubectl(kubernetes.context)
             check_kind(
                 kubectl,
                 "WorkflowTemplate",
@@ -166,7 +167,8 @@ class MetaflowLauncher:
         run_id = folder / _RUN_ID
         for name in (_RUN_ID, _CODE, _PID):
             (folder / name).unlink(missing_ok=True)
-        command = _command(settings.python, folder, settings.datastore)
+        command = [settings.python, str(folder / FILE), "--no-pylint"]
+        command += [] if settings.datastore is None else [f"--datastore={settings.datastore}"]
         kubernetes = job.config.launch.kubernetes
         details: dict[str, Any] = {
             "where": settings.where, "folder": str(folder), "command": command,
@@ -255,8 +257,8 @@ def stop_at_final_codes(templates: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def _flow(job: Job) -> str:
-    settings = job.config.launch.metaflow
     launch = job.config.launch
+    settings = launch.metaflow
     data = job.config.data
     argo = settings.where == "argo"
     name = "".join(part.title() for part in re.findall("[A-Za-z0-9]+", job.name))
@@ -278,9 +280,7 @@ def _flow(job: Job) -> str:
         num_parallel=", num_parallel=MACHINES" if several else "",
         parallel_decorator="    @parallel\n" if several else "",
         inputs=", inputs" if several else "",
-        join="        self.run_directory = inputs[0].run_directory\n        self.html = inputs[0].html\n"
-        if several
-        else "",
+        join=_JOIN if several else "",
         config=f"(\n{lines})",
         run=repr(run),
         workdir=repr(launch.workdir if argo else None),
@@ -367,11 +367,6 @@ def _check_gpus(job: Job) -> None:
 
 
 # Where it runs --------------------------------------------------------------------------------------------------------
-
-
-def _command(python: str, folder: Path, datastore: str | None) -> list[str]:
-    options = [] if datastore is None else [f"--datastore={datastore}"]
-    return [python, str(folder / FILE), "--no-pylint", *options]
 
 
 def _start(command: list[str], folder: Path) -> None:

@@ -30,10 +30,20 @@ def labels(job: Job, component: str = "train") -> dict[str, str]:
     }
 
 
-def metadata(job: Job, name: str | None = None, component: str = "train", **more: Any) -> dict[str, Any]:
+def metadata(job: Job, name: str | None = None, component: str = "train") -> dict[str, Any]:
     """Return the metadata of an object of a run, which is named like the run if it has no name of its own."""
     namespace = job.config.launch.kubernetes.namespace
-    return {"name": name or job.name, "namespace": namespace, "labels": labels(job, component), **more}
+    return {"name": name or job.name, "namespace": namespace, "labels": labels(job, component)}
+
+
+def manifest(version: str, kind: str, about: Mapping[str, Any], **content: Any) -> dict[str, Any]:
+    """Return an object of Kubernetes: its API and kind, its metadata, and what else it has."""
+    return {"apiVersion": version, "kind": kind, "metadata": about, **content}
+
+
+def variables(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return variables of the environment as a container's spec lists them."""
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def secret_name(job: Job) -> str:
@@ -131,7 +141,7 @@ def pod_template(
         container: Name of the container.
     """
     launch = job.config.launch
-    kubernetes = job.config.launch.kubernetes
+    kubernetes = launch.kubernetes
     trains = component == "train"
     volumes = list(_volumes(job, trains))
     ports = _ports(job) if trains else []
@@ -196,7 +206,7 @@ def pod_spec(
 def _environment(job: Job, lead: str | None) -> list[dict[str, Any]]:
     """Return the variables of a machine; its number it finds itself, or its envelope adds it."""
     plain = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", **job.config.launch.environment}
-    found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
+    found = variables(plain)
     if lead is not None and job.machines > 1:
         found += [
             {"name": MACHINES, "value": job.machine_range},

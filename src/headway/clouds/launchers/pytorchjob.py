@@ -11,9 +11,15 @@ import shlex
 from typing import Any
 
 from headway.clouds.launchers.job import Job
-from headway.clouds.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
+from headway.clouds.launchers.kubernetes import (
+    Envelope,
+    KubernetesLauncher,
+    state_by_condition,
+    true_conditions,
+    with_queue,
+)
 from headway.clouds.launchers.launcher import State
-from headway.clouds.launchers.pods import CONFIG_FOLDER, metadata, pod_template
+from headway.clouds.launchers.pods import CONFIG_FOLDER, manifest, metadata, pod_template
 from headway.core.coordination.launch_variables import NODE, OF_A_WORKER
 from headway.core.errors import Preempted
 
@@ -56,18 +62,14 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         },
         "pytorchReplicaSpecs": replicas,
     }
-    about = metadata(job)
-    return [with_queue(job, {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": about, "spec": spec})]
+    return [with_queue(job, manifest("kubeflow.org/v1", "PyTorchJob", metadata(job), spec=spec))]
 
 
 def _state(document: dict[str, Any]) -> tuple[State, str]:
-    states: dict[str, State] = {"Succeeded": "finished", "Failed": "failed", "Running": "running"}
-    true = [one for one in (document.get("status") or {}).get("conditions") or [] if one.get("status") == "True"]
-    for name, state in states.items():
-        for condition in true:
-            if condition["type"] == name:
-                return state, f"{name} {condition.get('message') or ''}".strip()
-    return "waiting", ", ".join(condition["type"] for condition in true) or "no state yet"
+    known = state_by_condition(document, {"Succeeded": "finished", "Failed": "failed", "Running": "running"})
+    if known is not None:
+        return known
+    return "waiting", ", ".join(one["type"] for one in true_conditions(document)) or "no state yet"
 
 
 LAUNCHER = KubernetesLauncher(

@@ -13,7 +13,6 @@ import argparse
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -42,11 +41,12 @@ from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, SEC
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.coordination.preemption_board import Notice, post
 from headway.core.errors import ConfigError, HeadwayError, error_with, missing_extra
+from headway.core.exposure import free_port
 from headway.core.files.atomic import write_json
 from headway.core.format import counted
 from headway.core.process.command import module_command, tied_command
 from headway.core.process.waiting import wait_until
-from headway.run.directory.run_directory import attempt_folder
+from headway.run.directory.run_directory import newest_attempt
 
 if TYPE_CHECKING:
     from ray.train import Result, RunConfig
@@ -256,12 +256,7 @@ def machine_variables(asked: str, machines: int, rank: int, meeting: Mapping[str
         # Ray has placed so many machines; of a range the rest may come later.
         fewest, _ = parse_machines(asked)
         count = str(machines) if fewest is None else f"{min(fewest, machines)}:{machines}"
-        variables |= {
-            MACHINES: count,
-            NODE: str(rank),
-            LEAD: meeting["lead"],
-            SECRET: meeting["secret"],
-        }
+        variables |= {MACHINES: count, NODE: str(rank), LEAD: meeting["lead"], SECRET: meeting["secret"]}
     return variables
 
 
@@ -319,9 +314,10 @@ def _pass_on_preemption(run: Path, leads: bool) -> bool:
     if leads:
         deadline = None if info.deadline_ms is None else info.deadline_ms / 1000
         what = f"nodes are drained: {', '.join(info.preempted_node_ids)}"
-        numbers = [int(path.name) for path in (run / "attempts").glob("*") if path.name.isdecimal()]
-        with suppress(OSError, ValueError):
-            post(attempt_folder(run, max(numbers)), Notice("ray", what, "stop", deadline))
+        attempt = newest_attempt(run)
+        with suppress(OSError):
+            if attempt is not None:
+                post(attempt, Notice("ray", what, "stop", deadline))
     return True
 
 
@@ -330,13 +326,6 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         return -signal.SIGKILL
-
-
-def free_port() -> int:
-    """Return a port that is free now, on all interfaces."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
 
 
 # As a command ---------------------------------------------------------------------------------------------------------

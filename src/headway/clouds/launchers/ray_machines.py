@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from headway.clouds.launchers.ray import free_port, machine_variables, wait_for_room
+from headway.clouds.launchers.ray import machine_variables, wait_for_room
 from headway.core.console import notice, open_streams, say
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import HeadwayError, Preempted, missing_extra
+from headway.core.exposure import free_port
 from headway.core.process.command import module_command, tied_command
 
 #: Exit codes after which the same command would end in the same way.

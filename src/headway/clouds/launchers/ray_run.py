@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +65,8 @@ def wait_for_owner(run: Path) -> None:
 def newest_metrics(run: Path) -> dict[str, float]:
     """Return the newest value of every metric."""
     found: dict[str, float] = {}
-    with suppress(OSError):
-        for record in read_records(run, newest=True):
-            found |= dict(numbers_in(record))
+    for record in read_records(run, newest=True):
+        found |= dict(numbers_in(record))
     return found
 
 

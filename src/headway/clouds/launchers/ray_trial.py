@@ -36,7 +36,7 @@ from headway.config import Config, dump_config, load_config, resolve
 from headway.config.loading.document import parse
 from headway.core.coordination.preemption_board import Notice, post
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError, Preempted, error_with, missing_extra
-from headway.core.files.atomic import atomic_write, write_json
+from headway.core.files.atomic import write_json, write_text
 from headway.core.files.foreign import read_end, read_json_object
 from headway.core.process.command import module_command, tied_command
 from headway.core.process.waiting import wait_until
@@ -44,7 +44,7 @@ from headway.core.user_command import suggest
 from headway.data.store_manifest import MANIFEST
 from headway.run.directory.beginning import copy_for_beginning
 from headway.run.directory.ledger import Ledger
-from headway.run.directory.run_directory import RunDirectory
+from headway.run.directory.run_directory import RunDirectory, newest_attempt
 from headway.run.session.attempt import RunOptions
 from headway.run.session.begin_from import begin_from
 from headway.run.supervisor.commands import place
@@ -248,8 +248,7 @@ class RunTrial:
         """Start the process, or continue the run where it is."""
         wait_for_owner(self._run.path)
         beside = self._run.path.parent / f"{self._run.path.name}.yaml"
-        with atomic_write(beside, "w") as file:
-            file.write(dump_config(self._config))
+        write_text(beside, dump_config(self._config))
         words = ["--accept-changes"] if self._begins else []
         command = tied_command(module_command("headway", "train", str(beside), *words))
         where = self._settings.folder if Path(self._settings.folder).is_dir() else None
@@ -276,14 +275,14 @@ class RunTrial:
 
     def _ask_to_save(self) -> None:
         """Post on the run's board that a checkpoint is wanted, and wait for it."""
-        attempts = [int(path.name) for path in self._run.attempts.glob("*") if path.name.isdecimal()]
+        attempt = newest_attempt(self._run.path)
         process = self._process
         ledger = Ledger(self._run.ledger_path)
         wanted = self._history.step
-        if not attempts or process is None:
+        if attempt is None or process is None:
             return
         with suppress(OSError):
-            post(self._run.attempts / f"{max(attempts):03d}", Notice("ray", "a checkpoint is wanted", "save"))
+            post(attempt, Notice("ray", "a checkpoint is wanted", "save"))
         wait_until(lambda: ledger.committed_step >= wanted or process.poll() is not None, _SAVE_SECONDS, 0.1)
 
 

@@ -9,7 +9,15 @@ from typing import Any
 from headway.clouds.launchers.job import Job
 from headway.clouds.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
 from headway.clouds.launchers.launcher import State
-from headway.clouds.launchers.pods import CONFIG_FOLDER, container_security, labels, metadata, pod_template
+from headway.clouds.launchers.pods import (
+    CONFIG_FOLDER,
+    container_security,
+    labels,
+    manifest,
+    metadata,
+    pod_template,
+    variables,
+)
 from headway.clouds.launchers.ray_job import ray_command
 from headway.core.errors import ConfigError
 
@@ -27,8 +35,8 @@ def _pod(job: Job, component: str) -> dict[str, Any]:
     secret = job.config.launch.rayjob.tls_secret_name
     if secret is not None:
         files = {"RAY_TLS_SERVER_CERT": "tls.crt", "RAY_TLS_SERVER_KEY": "tls.key", "RAY_TLS_CA_CERT": "ca.crt"}
-        container["env"] += [{"name": "RAY_USE_TLS", "value": "1"}]
-        container["env"] += [{"name": name, "value": f"{_TLS_FOLDER}/{file}"} for name, file in files.items()]
+        paths = {name: f"{_TLS_FOLDER}/{file}" for name, file in files.items()}
+        container["env"] += variables({"RAY_USE_TLS": "1", **paths})
         container["volumeMounts"].append({"name": "ray-tls", "mountPath": _TLS_FOLDER, "readOnly": True})
         pod["volumes"].append({"name": "ray-tls", "secret": {"secretName": secret}})
     return template
@@ -43,7 +51,7 @@ def _submitter(job: Job) -> dict[str, Any]:
         {
             "name": "ray-job-submitter",
             "image": image,
-            "env": [{"name": "HOME", "value": "/tmp"}],
+            "env": variables({"HOME": "/tmp"}),
             "resources": {"requests": {"cpu": "500m", "memory": "200Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
             "securityContext": container_security(),
             "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
@@ -62,16 +70,13 @@ def _dashboard_policy(job: Job) -> dict[str, Any]:
     operator = {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
     port = {"port": job.config.launch.rayjob.dashboard_port, "protocol": "TCP"}
     callers = [submitter, {"namespaceSelector": {}, "podSelector": operator}]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(job, f"{job.name}-dashboard", "head"),
-        "spec": {
-            "podSelector": {"matchLabels": labels(job, "head")},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": callers, "ports": [port]}],
-        },
+    spec = {
+        "podSelector": {"matchLabels": labels(job, "head")},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": callers, "ports": [port]}],
     }
+    about = metadata(job, f"{job.name}-dashboard", "head")
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", about, spec=spec)
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
@@ -123,8 +128,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
     if job.suite is not None and job.machines == 1 and job.gpus:
         spec["entrypointNumGpus"] = job.gpus  # a bench is no training of Ray Train: it runs where its GPUs are
     policies = [_dashboard_policy(job)] if kubernetes.network_policy else []
-    run = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job), "spec": spec}
-    return [*policies, with_queue(job, run)]
+    return [*policies, with_queue(job, manifest("ray.io/v1", "RayJob", metadata(job), spec=spec))]
 
 
 def _state(document: dict[str, Any]) -> tuple[State, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ _ALIVE = (RUNNING, NOT_ENDED)
 
 def write_handle(run: Path, handle: Handle) -> None:
     """Write the handle of a launched run into its directory."""
-    write_json(run / LAUNCH_FILE, handle.as_json(), exact=True)
+    write_json(run / LAUNCH_FILE, asdict(handle), exact=True)
 
 
 def read_handle(run: Path) -> Handle | None:

@@ -13,7 +13,7 @@ import yaml
 
 from headway.clouds.launchers.job import Job
 from headway.clouds.launchers.kubernetes import KEPT_KINDS, KubernetesLauncher
-from headway.clouds.launchers.pods import secret_name
+from headway.clouds.launchers.pods import manifest, secret_name
 
 #: A kind of object: its group, and its plural.
 Resource = tuple[str, str]
@@ -76,11 +76,7 @@ def _role(namespace: str, name: str, rules: list[dict[str, Any]]) -> Iterator[di
         "namespace": namespace,
         "labels": {"app.kubernetes.io/managed-by": "headway"},
     }
-    yield {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": about, "rules": rules}
-    yield {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "RoleBinding",
-        "metadata": about,
-        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": about["name"]},
-        "subjects": [{"apiGroup": _RBAC, "kind": "Group", "name": f"headway-{name}s"}],
-    }
+    yield manifest(f"{_RBAC}/v1", "Role", about, rules=rules)
+    role = {"apiGroup": _RBAC, "kind": "Role", "name": about["name"]}
+    people = {"apiGroup": _RBAC, "kind": "Group", "name": f"headway-{name}s"}
+    yield manifest(f"{_RBAC}/v1", "RoleBinding", about, roleRef=role, subjects=[people])

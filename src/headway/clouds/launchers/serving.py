@@ -14,14 +14,17 @@ from headway.clouds.launchers.kubernetes import yaml_text
 from headway.clouds.launchers.patches import patched
 from headway.clouds.launchers.pods import (
     container_security,
+    labels,
+    manifest,
     metadata,
     placement,
     pod_spec,
     resources,
+    variables,
     volume_of,
 )
 from headway.clouds.launchers.support_objects import egress_to, network_policy, support_objects
-from headway.clouds.programs import ask_program, check_context, kubectl_of, try_program
+from headway.clouds.programs import ask_program, checked_kubectl, try_program
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub
 from headway.core.storage import scheme_of
@@ -121,14 +124,14 @@ def files(job: Job, served: ServedModel) -> dict[str, str]:
     """Return the manifests: what stands beside the server, the server, and how its secrets are made."""
     support = [one for one in support_objects(job) if one["kind"] in _SHARED]
     for document in support:
-        labels = document["metadata"].get("labels", {})
-        if "app.kubernetes.io/component" in labels:
-            labels["app.kubernetes.io/component"] = COMPONENT
+        given = document["metadata"].get("labels", {})
+        if "app.kubernetes.io/component" in given:
+            given["app.kubernetes.io/component"] = COMPONENT
     serve = list(_server(job, served))
     kinds = {(one["kind"], one["metadata"]["name"]) for one in support}
     documents = patched([*support, *serve], job.config.launch.kubernetes.patch, "launch.kubernetes.patch")
     beside = [one for one in documents if (one["kind"], one["metadata"]["name"]) in kinds]
-    rest = [one for one in documents if (one["kind"], one["metadata"]["name"]) not in kinds]
+    rest = [one for one in documents if one not in beside]
     page = _SECRETS_PAGE.format(
         name=job.name, namespace=job.config.launch.kubernetes.namespace, key=served.key_secret, tls=served.tls_secret
     )
@@ -136,40 +139,27 @@ def files(job: Job, served: ServedModel) -> dict[str, str]:
 
 
 def _server(job: Job, served: ServedModel) -> Iterator[dict[str, Any]]:
-    selector = {"matchLabels": metadata(job, component=COMPONENT)["labels"]}
     about = metadata(job, component=COMPONENT)
+    selector = {"matchLabels": about["labels"]}
     scales = served.most > served.least
-    yield {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": about,
-        "spec": {
-            # With an autoscaler the number is its own: applying the file again would set it back.
-            **({} if scales else {"replicas": served.least}),
-            "selector": selector,
-            # A new version answers before an old one ends.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            # Longer than a pod may take to load its model.
-            "progressDeadlineSeconds": 10 * _LOOKS_AT_START + 600,
-            "revisionHistoryLimit": 3,
-            "template": _pod(job, served),
-        },
+    spec = {
+        # With an autoscaler the number is its own: applying the file again would set it back.
+        **({} if scales else {"replicas": served.least}),
+        "selector": selector,
+        # A new version answers before an old one ends.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        # Longer than a pod may take to load its model.
+        "progressDeadlineSeconds": 10 * _LOOKS_AT_START + 600,
+        "revisionHistoryLimit": 3,
+        "template": _pod(job, served),
     }
-    yield {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": about,
-        "spec": {"selector": about["labels"], "ports": [{"name": "https", "port": 443, "targetPort": "https"}]},
-    }
+    yield manifest("apps/v1", "Deployment", about, spec=spec)
+    port = {"name": "https", "port": 443, "targetPort": "https"}
+    yield manifest("v1", "Service", about, spec={"selector": about["labels"], "ports": [port]})
     if scales:
         yield _autoscaler(job, served)
     if served.most > 1:
-        yield {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": about,
-            "spec": {"maxUnavailable": 1, "selector": selector},
-        }
+        yield manifest("policy/v1", "PodDisruptionBudget", about, spec={"maxUnavailable": 1, "selector": selector})
     if job.config.launch.kubernetes.network_policy:
         # Everything in the cluster reaches the port, and the pods only name servers and the registry's store.
         ingress = [{"ports": [{"port": PORT, "protocol": "TCP"}]}]
@@ -189,7 +179,7 @@ def _pod(job: Job, served: ServedModel) -> dict[str, Any]:
     container = {
         "name": "headway",
         "command": [*command, *served.options],
-        "env": [{"name": name, "value": value} for name, value in plain.items()],
+        "env": variables(plain),
         "ports": [{"name": "https", "containerPort": PORT}],
         "resources": resources(job, trains=True),
         "securityContext": container_security(),
@@ -203,7 +193,7 @@ def _pod(job: Job, served: ServedModel) -> dict[str, Any]:
         **placement(job, trains=False),
         "topologySpreadConstraints": [_spread(job)],
     }
-    return {"metadata": {"labels": metadata(job, component=COMPONENT)["labels"]}, "spec": spec}
+    return {"metadata": {"labels": labels(job, COMPONENT)}, "spec": spec}
 
 
 def _spread(job: Job) -> dict[str, Any]:
@@ -212,7 +202,7 @@ def _spread(job: Job) -> dict[str, Any]:
         "maxSkew": 1,
         "topologyKey": job.config.launch.kubernetes.spread or "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": metadata(job, component=COMPONENT)["labels"]},
+        "labelSelector": {"matchLabels": labels(job, COMPONENT)},
     }
 
 
@@ -243,7 +233,6 @@ def _volumes(job: Job, served: ServedModel) -> Iterator[tuple[dict[str, Any], di
 
 
 def _autoscaler(job: Job, served: ServedModel) -> dict[str, Any]:
-    about = metadata(job, component=COMPONENT)
     found = None if served.metric is None else _METRIC.fullmatch(served.metric)
     metric: dict[str, Any] = {
         "type": "Resource",
@@ -252,19 +241,15 @@ def _autoscaler(job: Job, served: ServedModel) -> dict[str, Any]:
     if found is not None:
         target = {"type": "AverageValue", "averageValue": found[2]}
         metric = {"type": "Pods", "pods": {"metric": {"name": found[1]}, "target": target}}
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": about,
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": job.name},
-            "minReplicas": served.least,
-            "maxReplicas": served.most,
-            "metrics": [metric],
-            # A pod that is removed has to load its model again, so it is not removed for a short pause.
-            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
-        },
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": job.name},
+        "minReplicas": served.least,
+        "maxReplicas": served.most,
+        "metrics": [metric],
+        # A pod that is removed has to load its model again, so it is not removed for a short pause.
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
     }
+    return manifest("autoscaling/v2", "HorizontalPodAutoscaler", metadata(job, component=COMPONENT), spec=spec)
 
 
 _SECRETS_PAGE = """# The secrets of {name}
@@ -286,8 +271,7 @@ def apply(job: Job, served: ServedModel, folder: Path) -> None:
         ConfigError: a secret is missing, or the API server refuses a file.
     """
     kubernetes = job.config.launch.kubernetes
-    check_context(kubernetes.context)
-    kubectl = kubectl_of(kubernetes.context)
+    kubectl = checked_kubectl(kubernetes.context)
     if (folder / SUPPORT).exists():
         ask_program([*kubectl, "apply", "--filename", str(folder / SUPPORT)])
     for name in (served.key_secret, served.tls_secret):

@@ -18,7 +18,7 @@ from headway.clouds.launchers.wheel import PLACE, shipped, with_install
 from headway.clouds.programs import ask_json, ask_program, show_program
 from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, SECRET
 from headway.core.errors import ConfigError, Preempted
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.storage import scheme_of
 
 #: How long a run's name may be, since it is unknown what SkyPilot appends.
@@ -46,7 +46,12 @@ class SkyLauncher:
     def problems(self, job: Job) -> Iterator[ConfigError]:
         """Yield what the config alone shows to be wrong."""
         yield from job.problems()
-        yield from _name_problems(job)
+        if len(job.name) > _NAME_LENGTH or not DNS_LABEL.fullmatch(job.name):
+            yield ConfigError(
+                f"the name '{job.name}' is no DNS label: at most {_NAME_LENGTH} lower-case letters, digits and dashes",
+                where="name",
+                fix=f"name={plain_name(job, _NAME_LENGTH)}",
+            )
         # Machines of clouds share no disk, and a spot machine takes its own with it.
         yield from survival_problems(job, shared=False, fix="SkyPilot's machines share none")
         named = job.config.launch.package
@@ -74,7 +79,8 @@ class SkyLauncher:
         """
         import yaml
 
-        wheel = shipped(job.config) if _installs(job) else None
+        installs = any(PLACE in line for line in job.config.launch.sky.setup)
+        wheel = shipped(job.config) if installs else None
         task = str(yaml.safe_dump(_task(job, wheel and wheel[0]), sort_keys=False, width=120))
         return {TASK: task, CONFIG: job.config_text(), **({} if wheel is None else dict([wheel]))}
 
@@ -96,8 +102,7 @@ class SkyLauncher:
         with tempfile.TemporaryDirectory() as private:
             if job.machines > 1:  # the secret travels in a file that only this user may read
                 file = Path(private) / "secret.env"
-                with atomic_write(file, "w", private=True) as content:
-                    content.write(f"{SECRET}={secrets.token_hex(32)}\n")
+                write_text(file, f"{SECRET}={secrets.token_hex(32)}\n", private=True)
                 words += ["--secret-file", str(file)]
             said = ask_program([*words, str(folder / TASK)], seconds=1800)
         number = re.search(r"[Jj]ob(?: submitted, ID:| ID:?) *(\d+)", said)
@@ -132,13 +137,9 @@ class SkyLauncher:
         ask_program(["sky", "jobs", "cancel", "--yes", handle.id], seconds=handle.grace_seconds + 600)
 
 
-def _installs(job: Job) -> bool:
-    return any(PLACE in line for line in job.config.launch.sky.setup)
-
-
 def _task(job: Job, wheel: str | None) -> dict[str, Any]:
     launch = job.config.launch
-    sky = job.config.launch.sky
+    sky = launch.sky
     resources = {
         "infra": sky.infra,
         "accelerators": sky.accelerators
@@ -167,16 +168,6 @@ def _task(job: Job, wheel: str | None) -> dict[str, Any]:
     }
     merged: dict[str, Any] = merge({name: value for name, value in task.items() if value}, dict(sky.patch))
     return merged
-
-
-def _name_problems(job: Job) -> Iterator[ConfigError]:
-    """Yield why a run's name cannot name objects of a cluster."""
-    if len(job.name) > _NAME_LENGTH or not DNS_LABEL.fullmatch(job.name):
-        yield ConfigError(
-            f"the name '{job.name}' is no DNS label: at most {_NAME_LENGTH} lower-case letters, digits and dashes",
-            where="name",
-            fix=f"name={plain_name(job, _NAME_LENGTH)}",
-        )
 
 
 LAUNCHER = SkyLauncher()

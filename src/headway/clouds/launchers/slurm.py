@@ -266,10 +266,6 @@ def _words(options: dict[str, Any]) -> list[str]:
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
 
 
-def _lines(options: dict[str, Any]) -> str:
-    return "\n".join(f"#SBATCH {shlex.quote(word)}" for word in _words(options))
-
-
 def prepare_options(job: Job, folder: Path) -> dict[str, Any]:
     """Return the options of sbatch for preparing data: one task on a machine without GPUs, and no signal to save."""
     left_out = {"gres", "signal"}
@@ -301,7 +297,8 @@ def script_head(job: Job, options: dict[str, Any]) -> str:
     launch = job.config.launch
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
     setup = "\n".join([*exports, *launch.slurm.setup])
-    return _HEAD.format(options=_lines(options), folder=shlex.quote(str(Path.cwd())), setup=setup).rstrip()
+    lines = "\n".join(f"#SBATCH {shlex.quote(word)}" for word in _words(options))
+    return _HEAD.format(options=lines, folder=shlex.quote(str(Path.cwd())), setup=setup).rstrip()
 
 
 def _script(job: Job) -> str:
@@ -309,7 +306,8 @@ def _script(job: Job) -> str:
     # A machine that dies must not end the others: they save, and say what is to follow.
     srun = ["srun", "--kill-on-bad-exit=0", "--wait=0", *container_options(job.config.launch.slurm)]
     part = f' --part "$SLURM_ARRAY_TASK_ID/{job.parts}"' if job.parts > 1 else ""
-    machines = lead_code = ""
+    machines = ""
+    lead_code = ""
     if job.suite is not None and job.machines > 1:
         srun = []  # it starts a step for each cell
     elif job.machines > 1:

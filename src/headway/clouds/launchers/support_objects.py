@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.clouds.launchers.job import Job
-from headway.clouds.launchers.pods import labels, metadata
+from headway.clouds.launchers.pods import labels, manifest, metadata
 from headway.config import Config, dump_config
 from headway.config.sections.launch import VolumeConfig
 
@@ -29,65 +29,41 @@ def support_objects(job: Job, level: str = "restricted") -> Iterator[dict[str, A
         level: The level of Pod Security that a namespace gets which is written.
     """
     launch = job.config.launch
-    kubernetes = job.config.launch.kubernetes
+    kubernetes = launch.kubernetes
     if kubernetes.create_namespace:
         needs_more = kubernetes.host_network is not None or kubernetes.rdma is not None
         enforced = {"pod-security.kubernetes.io/enforce": "privileged" if needs_more else level}
-        yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kubernetes.namespace, "labels": enforced}}
+        yield manifest("v1", "Namespace", {"name": kubernetes.namespace, "labels": enforced})
     if kubernetes.service_account is None:
-        account = metadata(job, **_only(annotations=dict(kubernetes.service_account_annotations)))
+        account = metadata(job)
+        if kubernetes.service_account_annotations:
+            account["annotations"] = dict(kubernetes.service_account_annotations)
         # No role is bound to it: a run asks nothing of the API server.
-        yield {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": account,
-            "automountServiceAccountToken": False,
-        }
-    yield {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(job),
-        "data": {"config.yaml": job.config_text()},
-    }
+        yield manifest("v1", "ServiceAccount", account, automountServiceAccountToken=False)
+    yield manifest("v1", "ConfigMap", metadata(job), data={"config.yaml": job.config_text()})
     for volume in kubernetes.volumes:
         if volume.size is not None:
             yield _claim(job, volume)
     if kubernetes.quota:
-        yield {
-            "apiVersion": "v1",
-            "kind": "ResourceQuota",
-            "metadata": metadata(job),
-            "spec": {"hard": {name: str(amount) for name, amount in kubernetes.quota.items()}},
-        }
+        hard = {name: str(amount) for name, amount in kubernetes.quota.items()}
+        yield manifest("v1", "ResourceQuota", metadata(job), spec={"hard": hard})
     if job.machines > 1:
-        yield {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(job),
+        spec = {
             # Headless, and with names of pods that are not ready: machines meet before any of them is.
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": labels(job),
-                "ports": [{"name": "lead", "port": launch.port}],
-            },
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels(job),
+            "ports": [{"name": "lead", "port": launch.port}],
         }
+        yield manifest("v1", "Service", metadata(job), spec=spec)
     if kubernetes.network_policy:
         yield _network_policy(job)
     if kubernetes.metrics_port is not None:
-        yield {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "PodMonitor",
-            "metadata": metadata(job),
-            "spec": {"selector": {"matchLabels": labels(job)}, "podMetricsEndpoints": [{"port": "metrics"}]},
-        }
+        spec = {"selector": {"matchLabels": labels(job)}, "podMetricsEndpoints": [{"port": "metrics"}]}
+        yield manifest("monitoring.coreos.com/v1", "PodMonitor", metadata(job), spec=spec)
     if kubernetes.queue is not None and kubernetes.queue.kind == "volcano":
-        yield {
-            "apiVersion": "scheduling.volcano.sh/v1beta1",
-            "kind": "PodGroup",
-            "metadata": metadata(job),
-            "spec": {"minMember": job.min_machines or job.machines, "queue": kubernetes.queue.name},
-        }
+        spec = {"minMember": job.min_machines or job.machines, "queue": kubernetes.queue.name}
+        yield manifest("scheduling.volcano.sh/v1beta1", "PodGroup", metadata(job), spec=spec)
 
 
 def time_slicing_object(pods_per_gpu: int, gpu_resource: str) -> dict[str, Any]:
@@ -97,7 +73,7 @@ def time_slicing_object(pods_per_gpu: int, gpu_resource: str) -> dict[str, Any]:
     sharing = {"timeSlicing": {"resources": [{"name": gpu_resource, "replicas": pods_per_gpu}]}}
     about = {"name": "time-slicing", "namespace": "gpu-operator"}
     settings = yaml.safe_dump({"version": "v1", "sharing": sharing}, sort_keys=False)
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"any": settings}}
+    return manifest("v1", "ConfigMap", about, data={"any": settings})
 
 
 def _claim(job: Job, volume: VolumeConfig) -> dict[str, Any]:
@@ -107,7 +83,7 @@ def _claim(job: Job, volume: VolumeConfig) -> dict[str, Any]:
         **({} if volume.storage_class is None else {"storageClassName": volume.storage_class}),
         "resources": {"requests": {"storage": volume.size}},
     }
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata(job, volume.claim), "spec": spec}
+    return manifest("v1", "PersistentVolumeClaim", metadata(job, volume.claim), spec=spec)
 
 
 def _network_policy(job: Job) -> dict[str, Any]:
@@ -136,17 +112,13 @@ def network_policy(
         ingress: Rules for what reaches them.
         egress: Rules for what they reach.
     """
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": about,
-        "spec": {
-            "podSelector": {"matchLabels": selected},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": egress,
-        },
+    spec = {
+        "podSelector": {"matchLabels": selected},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": egress,
     }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", about, spec=spec)
 
 
 def egress_to(ports: Iterable[int]) -> list[dict[str, Any]]:
@@ -174,7 +146,3 @@ def _ports_in(config: Config) -> list[int]:
 def _watches_a_cloud(config: Config) -> bool:
     watched = config.preemption.watch
     return watched == "auto" or any(source in ("aws", "gcp", "azure") for source in watched)
-
-
-def _only(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value}

@@ -11,7 +11,7 @@ from typing import Any
 from headway.clouds.launchers.job import Job
 from headway.clouds.launchers.jobset import jobset_spec, jobset_state
 from headway.clouds.launchers.kubernetes import Envelope, KubernetesLauncher, with_queue
-from headway.clouds.launchers.pods import metadata
+from headway.clouds.launchers.pods import manifest, metadata
 
 _API = "trainer.kubeflow.org/v1alpha1"
 #: The name that the controller expects of the Job that trains and of its container, and the label of that Job.
@@ -23,22 +23,15 @@ def _documents(job: Job) -> list[dict[str, Any]]:
     # The controller names the JobSet like the TrainJob.
     spec = jobset_spec(job, job.name, _NODE, container=_NODE)
     spec["replicatedJobs"][0]["template"]["metadata"] = {"labels": _STEP}
-    runtime = {
-        "apiVersion": _API,
-        "kind": "TrainingRuntime",
-        "metadata": metadata(job),
-        "spec": {"mlPolicy": {"numNodes": job.machines}, "template": {"spec": spec}},
-    }
+    runtime = {"mlPolicy": {"numNodes": job.machines}, "template": {"spec": spec}}
     run = {
-        "apiVersion": _API,
-        "kind": "TrainJob",
-        "metadata": metadata(job),
-        "spec": {
-            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": job.name},
-            "trainer": {"numNodes": job.machines},
-        },
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": job.name},
+        "trainer": {"numNodes": job.machines},
     }
-    return [runtime, with_queue(job, run)]
+    return [
+        manifest(_API, "TrainingRuntime", metadata(job), spec=runtime),
+        with_queue(job, manifest(_API, "TrainJob", metadata(job), spec=run)),
+    ]
 
 
 LAUNCHER = KubernetesLauncher(

@@ -13,10 +13,10 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from headway.clouds.prices.http import get_json
+from headway.clouds.prices.http import get_json, offer_of_today, unexpected_answer
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.foreign import parse_json
-from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer, number_of
+from headway.cost.offers import Offer, cheapest_per_region, number_of
 
 #: The data behind the Spot Instance Advisor page.
 SPOT_ADVISOR = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
@@ -118,7 +118,8 @@ def _spot(client: Any, region: str, rates: dict[tuple[str, str], str]) -> Iterat
             price = number_of(item.get("SpotPrice"))
             moment = item.get("Timestamp")
             if item.get("InstanceType") not in MACHINES or price is None or not isinstance(moment, datetime):
-                raise _unexpected(f"an entry of the spot price history without a price: {item!r:.100}", region)
+                what = f"has an entry of the spot price history without a price: {item!r:.100}"
+                raise unexpected_answer("AWS", what, region)
             zones[item["InstanceType"], str(item.get("AvailabilityZone"))].append((moment, price))
     for (machine, _), prices in zones.items():
         prices.sort(key=lambda entry: entry[0])
@@ -151,7 +152,8 @@ def _product(text: Any, machine: str, regions: Sequence[str]) -> Iterator[Offer]
             if dimension["unit"] == "Hrs"
         ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _unexpected(f"a product of the price list: {type(error).__name__} {error}", machine) from None
+        what = f"has a product without a price: {type(error).__name__} {error}"
+        raise unexpected_answer("AWS", what, machine) from None
     if region in regions:
         yield from (_offer(machine, region, price, spot=False, source="AWS Price List") for price in prices if price)
 
@@ -175,13 +177,6 @@ def _interruptions(advice: Any) -> Iterator[tuple[tuple[str, str], str]]:
 
 def _offer(machine: str, region: str, price: float, *, spot: bool, source: str) -> Offer:
     gpu, count = MACHINES[machine]
-    record = {"cloud": "aws", "region": region, "instance": machine, "gpu": gpu, "gpus": count, "spot": spot,
-              "usd_per_hour": price, "source": source, "date": date.today().isoformat()}  # fmt: skip
-    try:
-        return make_offer(record)
-    except BadOffer as error:
-        raise _unexpected(f"an offer that {error}", f"{region}, {machine}") from None
-
-
-def _unexpected(what: str, where: str) -> ConfigError:
-    return ConfigError(f"AWS answered with {what}", where=where, fix="try again later; known prices stay as they are")
+    record = {"region": region, "instance": machine, "gpu": gpu, "gpus": count, "spot": spot}
+    record |= {"usd_per_hour": price, "source": source}
+    return offer_of_today("AWS", record, f"{region}, {machine}")

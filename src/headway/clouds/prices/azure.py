@@ -7,13 +7,12 @@ meters and differ in the name of the product; spot and low-priority meters say s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date
 from typing import Any
 from urllib.parse import quote
 
-from headway.clouds.prices.http import get_json, unexpected_answer
+from headway.clouds.prices.http import get_json, offer_of_today, unexpected_answer
 from headway.core.files.foreign import as_number
-from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer
+from headway.cost.offers import Offer, cheapest_per_region
 
 AZURE_PRICES = "https://prices.azure.com/api/retail/prices"
 
@@ -88,20 +87,7 @@ def _is_linux_by_the_hour(item: dict[str, Any]) -> bool:
 
 def _offer(item: dict[str, Any], machine: str, endpoint: str) -> Offer:
     gpu, count = MACHINES[machine]
-    names = f"{item.get('meterName')} {item.get('skuName')}"
-    try:
-        return make_offer(
-            {
-                "cloud": "azure",
-                "region": item.get("armRegionName"),
-                "instance": machine,
-                "gpu": gpu,
-                "gpus": count,
-                "spot": "Spot" in names,
-                "usd_per_hour": item.get("retailPrice"),
-                "source": endpoint,
-                "date": date.today().isoformat(),
-            }
-        )
-    except BadOffer as error:
-        raise unexpected_answer("Azure", f"has an item that {error}", endpoint) from None
+    is_spot = "Spot" in f"{item.get('meterName')} {item.get('skuName')}"
+    record = {"region": item.get("armRegionName"), "instance": machine, "gpu": gpu, "gpus": count, "spot": is_spot}
+    record |= {"usd_per_hour": item.get("retailPrice"), "source": endpoint}
+    return offer_of_today("Azure", record, endpoint)

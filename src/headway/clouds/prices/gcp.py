@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date
 from typing import Any
 from urllib.parse import urlencode
 
-from headway.clouds.prices.http import get_json, unexpected_answer
+from headway.clouds.prices.http import get_json, offer_of_today, unexpected_answer
 from headway.core.credentials.secrets import remember
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import as_number
-from headway.cost.offers import BadOffer, Offer, cheapest_per_region, make_offer
+from headway.cost.offers import Offer, cheapest_per_region
 
 #: The SKUs of Compute Engine.
 GCP_PRICES = "https://cloudbilling.googleapis.com/v1/services/6F81-5844-456A/skus"
@@ -147,19 +146,6 @@ def _offers(rates: _Rates, regions: Sequence[str], endpoint: str) -> Iterator[Of
             if any(rate is None for rate, _ in parts):
                 continue  # the machine is not offered there
             price = sum((rate or 0.0) * amount for rate, amount in parts)
-            try:
-                yield make_offer(
-                    {
-                        "cloud": "gcp",
-                        "region": region,
-                        "instance": machine,
-                        "gpu": gpu,
-                        "gpus": count,
-                        "spot": is_spot,
-                        "usd_per_hour": round(price, 6),
-                        "source": endpoint,
-                        "date": date.today().isoformat(),
-                    }
-                )
-            except BadOffer as error:
-                raise unexpected_answer("GCP", f"has a price that {error}", endpoint) from None
+            record = {"region": region, "instance": machine, "gpu": gpu, "gpus": count, "spot": is_spot}
+            record |= {"usd_per_hour": round(price, 6), "source": endpoint}
+            yield offer_of_today("GCP", record, endpoint)

@@ -6,12 +6,14 @@ import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 from urllib.parse import urlsplit
 
 from headway.core.credentials.http import open_url
 from headway.core.errors import ConfigError
 from headway.core.files.foreign import parse_json
+from headway.cost.offers import BadOffer, Offer, make_offer
 
 _TIMEOUT_SECONDS = 30.0
 _MOST_BYTES = 64 * 2**20
@@ -49,6 +51,18 @@ def get_json(url: str, *, headers: Mapping[str, str] | None = None, access: str 
         return parse_json(content)
     except ValueError as error:
         raise ConfigError(f"the answer of the price list {error}", where=url[:200], fix=fix) from None
+
+
+def offer_of_today(cloud: str, record: Mapping[str, Any], where: str) -> Offer:
+    """Make an offer of what a cloud's price list says now.
+
+    Raises:
+        ConfigError: it is no offer.
+    """
+    try:
+        return make_offer({"cloud": cloud.lower(), **record, "date": date.today().isoformat()})
+    except BadOffer as error:
+        raise unexpected_answer(cloud, f"has an offer that {error}", where) from None
 
 
 def unexpected_answer(cloud: str, what: str, url: str) -> ConfigError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -31,15 +31,7 @@ def render(answers: Answers, folder: Path, template: Path = TEMPLATE, *, generat
     """
     copier = _copier()
     with _own_errors(folder):
-        copier.run_copy(
-            str(template),
-            folder,
-            data=_data(answers),
-            vcs_ref=generation,
-            defaults=True,
-            overwrite=True,
-            quiet=True,
-        )
+        copier.run_copy(str(template), folder, **_options(answers, generation))
 
 
 def update(answers: Answers, folder: Path, generation: str) -> None:
@@ -60,18 +52,12 @@ def update(answers: Answers, folder: Path, generation: str) -> None:
     copier = _copier()
     # `_src_path` is relative, so that the project may lie anywhere; copier reads it from the working directory.
     with _own_errors(folder), chdir(folder):
-        copier.run_update(
-            ".",
-            data=_data(answers),
-            vcs_ref=generation,
-            defaults=True,
-            overwrite=True,
-            quiet=True,
-        )
+        copier.run_update(".", **_options(answers, generation))
 
 
-def _data(answers: Answers) -> Mapping[str, Any]:
-    return {**asdict(answers), "parts": list(answers.parts), "headway_version": __version__}
+def _options(answers: Answers, generation: str | None) -> dict[str, Any]:
+    data = {**asdict(answers), "parts": list(answers.parts), "headway_version": __version__}
+    return {"data": data, "vcs_ref": generation, "defaults": True, "overwrite": True, "quiet": True}
 
 
 def _copier() -> Any:

@@ -30,12 +30,10 @@ class Fit:
     torch_build: str
     platform: str = "linux/amd64"
 
-    def as_command(self, target: str = "train") -> str:
+    def as_command(self) -> str:
         """Return the command that builds it."""
-        words = [f"TARGET={target}", f"TORCH_BUILD={self.torch_build}"]
-        if self.platform != "linux/amd64":
-            words.append(f"PLATFORM={self.platform}")
-        return f"make image {' '.join(words)}"
+        platform = "" if self.platform == "linux/amd64" else f" PLATFORM={self.platform}"
+        return f"make image TARGET=train TORCH_BUILD={self.torch_build}{platform}"
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,10 @@ def remember(layout: Path, image: BuiltImage) -> None:
     write_json(layout / _RECORD, asdict(image))
 
 
-def built_image(name: str, project: Path = Path()) -> BuiltImage | None:
+def built_image(name: str) -> BuiltImage | None:
     """Return what is remembered of an image of that name, with or without a digest; None if it was built elsewhere."""
     wanted = name.partition("@")[0]
-    for record in sorted((project / IMAGES).glob(f"*/{_RECORD}")):
+    for record in sorted(IMAGES.glob(f"*/{_RECORD}")):
         try:
             found = BuiltImage(**{key: str(value) for key, value in read_json_object(record).items()})
         except (OSError, ValueError, TypeError):

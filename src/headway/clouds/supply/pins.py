@@ -14,7 +14,7 @@ from typing import Literal
 
 from headway.clouds.programs import try_program
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.files.foreign import ForeignFileError, read_text
 
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
@@ -155,8 +155,7 @@ def _rewrite(file: Path, changes: Mapping[int, tuple[str, str]]) -> None:
         if " # " in after:  # the comment of a tag takes the place of an earlier one
             tail = tail.partition("#")[0].rstrip() + "\n"
         lines[number - 1] = f"{head}{after}{tail}"
-    with atomic_write(file, "w") as output:
-        output.write("".join(lines))
+    write_text(file, "".join(lines))
 
 
 def github_commit(repository: str, tag: str) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
@@ -139,6 +139,7 @@ def wheel_sbom(wheel: Path, extras: Sequence[str] = ()) -> dict[str, Any]:
     direct = tuple(sorted({one for one, _ in needed(requirements, extras)} - {name}))
     itself = Package(name, version, licence_of(about), direct)
     stated = {"component": {**_component(itself), "hashes": [{"alg": "SHA-256", "content": digest}]}}
+    tool = {"type": "application", "name": "headway", "version": __version__}
     refs = {one.name: one.purl for one in [itself, *packages]}
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -146,7 +147,7 @@ def wheel_sbom(wheel: Path, extras: Sequence[str] = ()) -> dict[str, Any]:
         "specVersion": "1.6",
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{itself.purl}#{digest}')}",
         "version": 1,
-        "metadata": {**dict(_moment()), "tools": {"components": [_tool()]}, **stated},
+        "metadata": {**_moment(), "tools": {"components": [tool]}, **stated},
         "components": [_component(one) for one in packages],
         "dependencies": [
             {"ref": one.purl, "dependsOn": [refs[need] for need in one.requires if need in refs]}
@@ -170,14 +171,11 @@ def _component(package: Package) -> dict[str, Any]:
     return found
 
 
-def _tool() -> Mapping[str, str]:
-    return {"type": "application", "name": "headway", "version": __version__}
-
-
-def _moment() -> Iterator[tuple[str, str]]:
+def _moment() -> dict[str, str]:
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if epoch.isdecimal():
-        yield "timestamp", datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if not epoch.isdecimal():
+        return {}
+    return {"timestamp": datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
 def _wheel_metadata(wheel: Path) -> Message:

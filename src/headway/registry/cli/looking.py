@@ -13,7 +13,7 @@ import typer
 from headway.command_line import JsonOption, RegistryOption, StorageOption, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_text, warning
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.format import UNKNOWN, format_bytes
 from headway.models.versions import Reference, local_folder, resolve
 from headway.registry.card import ledger_word, version_card
@@ -155,8 +155,8 @@ def card(
     if output is None:
         print_text(text)
         return
-    with writing(output), atomic_write(output, "w") as file:
-        file.write(text)
+    with writing(output):
+        write_text(output, text)
     notice(f"wrote {output}")
 
 

@@ -21,7 +21,7 @@ from headway.command_line import (
 from headway.core.console import notice, print_line
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.exposure import tls_pair
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.serve.experiment.journal import Plan
 from headway.serve.experiment.planning import Assumed
 from headway.serve.experiment.planning import plan as simulated
@@ -115,8 +115,8 @@ def report(
     """
     found = read(folder)
     if output is not None:
-        with writing(output), atomic_write(output, "w") as file:
-            file.write(page(found))
+        with writing(output):
+            write_text(output, page(found))
         notice(f"wrote {output}")
     if json:
         print_json(found)
