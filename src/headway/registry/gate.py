@@ -5,7 +5,6 @@ Checks are pure functions of two versions and of what was measured; `run_gate` m
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -166,5 +165,4 @@ def _compare(candidate: ResolvedVersion, present: ResolvedVersion, folder: Path,
 
 def as_record(checks: list[Check]) -> dict[str, Any]:
     """Return checks as the record of an alias keeps them."""
-    plain: dict[str, Any] = json.loads(json.dumps({check.name: asdict(check) for check in checks}))
-    return plain
+    return {check.name: asdict(check) for check in checks}

@@ -16,6 +16,7 @@ from headway.models.mlflow_model import RegisteredModel, log_model, open_client,
 from headway.models.versions import ModelVersion, ResolvedVersion
 from headway.registry.card import version_card
 from headway.registry.pull import pull_to
+from headway.telemetry.record import as_int
 
 MLFLOW = "mlflow:"
 #: The experiment whose runs stand for versions.
@@ -65,9 +66,9 @@ def send_to_mlflow(found: ResolvedVersion, name: str, alias: str | None) -> str:
     version = found.version
     try:
         client = open_client(uri, "the mirror mlflow")
-        run = _run_of(client, version)
-        model_id = _logged(client, run, found)
         tags = {_VERSION_TAG: str(version), _MANIFEST_TAG: version.sha256}
+        run = _run_of(client, version, tags)
+        model_id = _logged(client, run, found)
         wanted = RegisteredModel(name, alias, f"models:/{model_id}", version_card(version, name), tags)
         number = register_model(client, run, wanted, model_id)
         client.set_terminated(run.info.run_id)
@@ -87,20 +88,14 @@ def _logged(client: Any, run: Any, found: ResolvedVersion) -> str:
         return str(outputs[0].model_id)
     with scratch_folder("headway-mirror-") as scratch:
         folder = pull_to(found, scratch / "model")
-        return log_model(client, run, folder, _step(found.version.source))
+        return log_model(client, run, folder, as_int(found.version.source.get("step")) or 0)
 
 
-def _step(source: Mapping[str, Any]) -> int:
-    step = source.get("step")
-    return step if isinstance(step, int) else 0
-
-
-def _run_of(client: Any, version: ModelVersion) -> Any:
+def _run_of(client: Any, version: ModelVersion, tags: Mapping[str, str]) -> Any:
     """Return the run that stands for a version, which is made if there is none."""
     found = client.get_experiment_by_name(_EXPERIMENT)
     experiment = found.experiment_id if found is not None else client.create_experiment(_EXPERIMENT)
     runs = client.search_runs([experiment], f"tags.`{_MANIFEST_TAG}` = '{version.sha256}'", max_results=1)
     if runs:
         return runs[0]
-    tags = {_VERSION_TAG: str(version), _MANIFEST_TAG: version.sha256}
     return client.create_run(experiment, tags=tags, run_name=str(version))

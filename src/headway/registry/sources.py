@@ -12,14 +12,15 @@ from typing import Any, Literal
 from headway.checkpoint.retention import Rules
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.foreign import as_number, read_json_object, read_text
+from headway.core.files.foreign import SETTINGS_BYTES, read_text
 from headway.core.files.scratch import scratch_folder
 from headway.core.hub import is_on_hub, snapshot, split_hub_name
 from headway.models.hub.folder import is_adapter, open_folder, pinned_source
 from headway.models.hub.push import CARD
+from headway.registry.gate import benchmark_rows
 from headway.run.directory.ledger_proof import LedgerProof, prove
 from headway.telemetry.model_card import card_facts
-from headway.telemetry.record import Run, as_text, dig, is_run, open_run
+from headway.telemetry.record import Run, as_text, dig, is_run, open_run, read_json
 from headway.training.evaluation.benchmarks import results_path
 from headway.training.evaluation.inference import TrainedModel, export_trained, load_trained
 
@@ -84,7 +85,7 @@ def gathered(model: str, options: ExportOptions) -> Iterator[Gathered]:
 
 
 def _of_folder(folder: Path, source: Mapping[str, Any]) -> Gathered:
-    base = _settings(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = read_json(folder / "adapter_config.json", SETTINGS_BYTES).get("base_model_name_or_path")
     parent = base if isinstance(base, str) and not Path(base).is_absolute() else None
     return Gathered(folder, source, parent=parent, licence=_licence(folder))
 
@@ -193,13 +194,9 @@ def metrics_at(run: Run, step: int) -> dict[str, float]:
 
 def benchmark_results(path: Path) -> dict[str, dict[str, float]]:
     """Return the results in a file that `headway benchmark --json` or a run has written; empty without one."""
-    results = _settings(path).get("results")
-    if not isinstance(results, dict):
-        return {}
     found: dict[str, dict[str, float]] = {}
-    for task, values in results.items():
-        numbers = {name: as_number(value) for name, value in values.items()} if isinstance(values, dict) else {}
-        found[str(task)] = {str(name): value for name, value in numbers.items() if value is not None}
+    for task, metric, value in benchmark_rows({"benchmarks": read_json(path, SETTINGS_BYTES).get("results")}):
+        found.setdefault(task, {})[metric] = value
     return found
 
 
@@ -215,13 +212,6 @@ def with_benchmarks(found: Gathered, file: Path) -> Gathered:
         raise ConfigError("the file holds no results of benchmarks", where=str(file), fix=fix)
     known = found.evidence.get("benchmarks", {})
     return replace(found, evidence={**found.evidence, "benchmarks": {**known, **results}})
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path)
-    except (OSError, ValueError):
-        return {}
 
 
 def _licence(folder: Path) -> str | None:

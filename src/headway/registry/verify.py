@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,16 +29,13 @@ class Finding:
     what: str
 
 
-def verify_model(
-    registry: Registry, name: str, numbers: set[int] | None = None, advance: Callable[[int], None] = lambda _: None
-) -> Iterator[Finding]:
+def verify_model(registry: Registry, name: str, numbers: set[int] | None = None) -> Iterator[Finding]:
     """Yield what is wrong with a model's versions and aliases.
 
     Args:
         registry: The registry.
         name: Of the model.
         numbers: Versions to verify; all, with aliases and leftovers, if None.
-        advance: Called with the number of bytes that were read.
     """
     known: dict[int, ModelVersion] = {}
     for number in _all_numbers(registry.numbers(name)):
@@ -53,7 +50,7 @@ def verify_model(
             yield Finding("damage", f"{name}@{number}", "its manifest is gone")
             continue
         known[number] = version
-        for what in version_problems(registry, version, advance):
+        for what in version_problems(registry, version):
             yield Finding("damage", str(version), what)
     if numbers is not None:
         return
@@ -69,14 +66,11 @@ def verify_model(
     yield from _strays(registry, name, aliases, {version.fingerprint for version in known.values()})
 
 
-def version_problems(
-    registry: Registry, version: ModelVersion, advance: Callable[[int], None] = lambda _: None
-) -> Iterator[str]:
+def version_problems(registry: Registry, version: ModelVersion) -> Iterator[str]:
     """Yield what is wrong with the files of a version; those of an object store are read without being kept."""
     place = registry.files_of(version)
     if place.local:
         yield from problems_of(version, registry.folder(version.name, FILES, version.fingerprint))
-        advance(version.total_bytes)
         return
     for name in place.names():
         if name not in version.files and not name.startswith("."):
@@ -87,7 +81,7 @@ def version_problems(
             yield f"{name} is missing"
         elif found.bytes != file.bytes:
             yield f"{name} has {found.bytes:,} bytes instead of {file.bytes:,}"
-        elif place.stream_to(name, file.bytes, lambda data: advance(len(data))) != file.sha256:
+        elif place.stream_to(name, file.bytes, lambda data: None) != file.sha256:
             yield f"{name} has other content than was registered"
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -173,12 +174,8 @@ class Front:
 
     def _check_model(self, name: Any) -> None:
         if name != self.model:
-            raise RefusedRequest(
-                f"there is no model '{printable(str(name)):.80}', only '{self.model}'",
-                404,
-                param="model",
-                code="model_not_found",
-            )
+            what = f"there is no model '{printable(str(name)):.80}', only '{self.model}'"
+            raise RefusedRequest(what, 404, param="model", code="model_not_found")
 
     async def _posted(self, request: Request) -> Response:
         self._check(request)
@@ -205,7 +202,8 @@ class Front:
                 self.metrics.answered(path, error.status, time.monotonic() - began, None)
                 raise
             headers = {"x-request-id": name, "x-accel-buffering": "no", **_HEADERS}
-            return _Sending(answer, headers, stack.pop_all(), _Measured(self.metrics, path, began))
+            answered = partial(self.metrics.answered, path)
+            return _Sending(answer, headers, stack.pop_all(), began, answered)
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
@@ -260,37 +258,28 @@ class Front:
         return body
 
 
-class _Measured:
-    """Measures one answer."""
-
-    def __init__(self, metrics: Metrics, path: str, began: float) -> None:
-        self._metrics = metrics
-        self._path = path
-        self._began = began
-        self._first: float | None = None
-
-    def first(self) -> None:
-        """Note the first byte."""
-        if self._first is None:
-            self._first = time.monotonic() - self._began
-
-    def end(self, status: int) -> None:
-        """Note the end."""
-        self._metrics.answered(self._path, status, time.monotonic() - self._began, self._first)
-
-
 class _Sending(StreamingResponse):
-    """Sends an answer. Whatever happens then, its computation ends, and its place becomes free."""
+    """Sends an answer, and counts it at its end; whatever happens, its computation ends, and its place becomes free."""
 
-    def __init__(self, answer: Answer, headers: dict[str, str], stack: AsyncExitStack, measured: _Measured) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        headers: dict[str, str],
+        stack: AsyncExitStack,
+        began: float,
+        answered: Callable[[int, float, float | None], None],
+    ) -> None:
         self._answer = answer
         self._stack = stack
-        self._measured = measured
+        self._began = began
+        self._answered = answered
+        self._first: float | None = None
         super().__init__(self._measuring(), answer.status, headers, media_type=answer.content_type)
 
     async def _measuring(self) -> AsyncIterator[bytes]:
         async for chunk in self._answer.chunks:
-            self._measured.first()
+            if self._first is None:
+                self._first = time.monotonic() - self._began
             yield chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -301,7 +290,7 @@ class _Sending(StreamingResponse):
         finally:
             await self._answer.chunks.aclose()
             await self._stack.aclose()
-            self._measured.end(status)
+            self._answered(status, time.monotonic() - self._began, self._first)
 
 
 async def _unless_gone(request: Request, answering: Awaitable[T]) -> T:

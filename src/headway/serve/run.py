@@ -39,7 +39,7 @@ def serve_model(source: Source, engine: EngineOptions, options: ServerOptions) -
     """
     key = access_key(options.place)
     metrics = Metrics()
-    arm = Arm(_ONLY, finder(source, engine, metrics))
+    arm = Arm(_ONLY, partial(find_version, source, engine, metrics))
     front = Front(source.served_name, {_ONLY: arm}, lambda user: (_ONLY, request_name()), key, options.limits, metrics)
     following = [arm] if is_reference(source.model) else []
 
@@ -92,12 +92,8 @@ def access_key(place: Place) -> str | None:
     return key
 
 
-def finder(source: Source, engine: EngineOptions, metrics: Metrics) -> partial[Found]:
-    """Return what finds the version of a model."""
-    return partial(_find, source, engine, metrics)
-
-
-def _find(source: Source, engine: EngineOptions, metrics: Metrics) -> Found:
+def find_version(source: Source, engine: EngineOptions, metrics: Metrics) -> Found:
+    """Find the version of a model."""
     if is_reference(source.model):
         version = resolve(source.model, open_registry(source.registry, source.storage))
         label = str(version.version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from headway.core.errors import ConfigError
@@ -11,7 +12,7 @@ from headway.serve.experiment.journal import Plan
 from headway.serve.front import Front
 from headway.serve.metrics import Metrics
 from headway.serve.options import EngineOptions, ServerOptions, Source
-from headway.serve.run import KEY_VARIABLE, access_key, finder, run_front
+from headway.serve.run import KEY_VARIABLE, access_key, find_version, run_front
 from headway.serve.served import Arm, follow_all
 
 
@@ -38,16 +39,12 @@ def serve_experiment(plan: Plan, folder: Path, source: Source, engine: EngineOpt
     experiment = Experiment(plan, folder)
     metrics = Metrics()
     try:
-        arms = {alias: Arm(alias, finder(_of_alias(source, alias), engine, metrics)) for alias in experiment.arms()}
-        front = Front(
-            source.served_name,
-            arms,
-            experiment.choose,
-            key,
-            server.limits,
-            metrics,
-            {PATH: experiment.post},
-        )
+        arms = {}
+        for alias in experiment.arms():
+            named = replace(source, model=f"{source.model}@{alias}", name=source.served_name)
+            arms[alias] = Arm(alias, partial(find_version, named, engine, metrics))
+        routes = {PATH: experiment.post}
+        front = Front(source.served_name, arms, experiment.choose, key, server.limits, metrics, routes)
 
         async def note(arm: Arm) -> None:
             await experiment.note_version(arm.name, arm.backend.label)
@@ -60,7 +57,3 @@ def serve_experiment(plan: Plan, folder: Path, source: Source, engine: EngineOpt
         run_front(front, server, tasks)
     finally:
         experiment.close()
-
-
-def _of_alias(source: Source, alias: str) -> Source:
-    return replace(source, model=f"{source.model}@{alias}", name=source.served_name)

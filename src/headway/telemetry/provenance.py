@@ -109,8 +109,7 @@ def provenance(
     command: Sequence[str],
     config_fingerprint: str,
     fingerprints: Mapping[str, str],
-    model: Mapping[str, Any] | None = None,
-    folder: Path | None = None,
+    model: Mapping[str, Any],
     git_diff: GitDiff = "none",
     keep: Path | None = None,
 ) -> dict[str, Any]:
@@ -121,17 +120,16 @@ def provenance(
         config_fingerprint: Fingerprint of the config's identity.
         fingerprints: Fingerprints of what the run uses: "data" (the token store's manifest) and "tokenizer".
         model: Facts about the model that are not in the config, e.g. "parameters" and "vocab_size".
-        folder: A folder in the git repository to describe; the working directory if not given.
         git_diff: How much of uncommitted changes is kept (`telemetry.git_diff`).
         keep: The folder in which they are kept; see `git_state`.
     """
-    folder = folder or Path.cwd()
+    folder = Path.cwd()
     facts = {
         "created": round(time.time(), 3),
         "command": redact_arguments(command),
         "folder": str(folder),
         "fingerprints": {"config": config_fingerprint, **fingerprints},
-        "model": dict(model or {}),
+        "model": dict(model),
         "git": git_state(folder, git_diff, keep),
         "environment": environment(),
         "hardware": hardware_facts(),

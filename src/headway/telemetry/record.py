@@ -370,10 +370,10 @@ def stored_bytes(run: Path) -> int:
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if it cannot be read."""
+def read_json(path: Path, most: int = LISTING_BYTES) -> dict[str, Any]:
+    """Read a JSON object of at most so many bytes; empty if it cannot be read."""
     try:
-        return read_json_object(path, LISTING_BYTES)
+        return read_json_object(path, most)
     except (OSError, ValueError):
         return {}
 

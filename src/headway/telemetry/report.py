@@ -89,7 +89,8 @@ def render_report(run: Run) -> str:
 def head(run: Run) -> str:
     """Return the title of a run, how it stands, and its headline numbers."""
     summary = summarize(run)
-    tone = "warn" if _diverged(summary) else None
+    losses = (summary.train_loss_not_finite_since, summary.validation_loss_not_finite_since)
+    tone = None if losses == (None, None) else "warn"
     note = _status_note(run, summary)
     return html.heading(run.name, summary.state, note, tone=tone) + html.tiles(_tiles(summary))
 
@@ -143,10 +144,6 @@ def _stopped_early(run: Run) -> str | None:
         evaluations = zip(*map(list, run.metrics.series("evaluation/loss")), strict=True)
         return reason_to_stop(EarlyStoppingConfig.model_validate(settings), evaluations)
     return None
-
-
-def _diverged(summary: Summary) -> bool:
-    return not (summary.train_loss_not_finite_since is None and summary.validation_loss_not_finite_since is None)
 
 
 def _of(step: int, total: int | None) -> str:

@@ -41,8 +41,9 @@ class JsonLinesTail:
             return
         with file:
             begins = self._find_place(file)
-            while lines := self._read_block(file):
-                yield begins, list(parse_json_lines(lines))
+            while (lines := whole_lines(file, self._offset, _BLOCK_BYTES)).endswith(b"\n"):
+                self._offset += len(lines)
+                yield begins, list(parse_json_lines(lines.split(b"\n")))
                 begins = False
             if begins and self._offset == 0:
                 yield True, []  # it is there, and empty
@@ -61,18 +62,24 @@ class JsonLinesTail:
         if self._newest_bytes is not None and found.st_size > self._newest_bytes:
             file.seek(found.st_size - self._newest_bytes)
             self._offset = file.tell() + len(file.readline())
-        file.seek(self._offset)
         return not is_first
 
-    def _read_block(self, file: BinaryIO) -> list[bytes]:
-        """Return the next complete lines; none at the end, and none from a line on that is longer than any record."""
-        block = b""
-        while len(block) < LINE_BYTES and (more := file.read(_BLOCK_BYTES)):
-            complete, end, _ = more.rpartition(b"\n")
-            if end:
-                lines = (block + complete).split(b"\n")
-                self._offset += len(block) + len(complete) + 1
-                file.seek(self._offset)
-                return lines
-            block += more
-        return []
+
+def whole_lines(file: BinaryIO, start: int, size: int, most: int = LINE_BYTES) -> bytes:
+    """Return whole lines from a place on, about `size` bytes of them and at most `most`; empty if there is none yet.
+
+    From a line on that is longer than any record they are `most` bytes without a line end.
+    """
+    most = min(most, LINE_BYTES)
+    while True:
+        size = min(size, most)
+        file.seek(start)
+        data = file.read(size)
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            return data[:cut]
+        if len(data) < size:
+            return b""
+        if size == most:
+            return data
+        size *= 2  # a line that is longer than a block

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from headway.core.files.foreign import LINE_BYTES, open_regular, parse_json_lines
 from headway.telemetry.metrics import FILE_NAME, NO_VALUES, is_own, place_of, recorded_number
 from headway.telemetry.record import as_time
+from headway.telemetry.tail import whole_lines
 from headway.tracking.sink import Point
 
 #: Most bytes of the file in a batch: a few hundred steps.
@@ -140,7 +141,7 @@ class Tail:
         except FileNotFoundError:
             return False
 
-    def blocks(self, start: int, end: int | None = None, most: int = BATCH_BYTES) -> Iterator[Block]:
+    def blocks(self, start: int, end: int | None = None) -> Iterator[Block]:
         """Yield blocks from a place to another, or to the end of the last whole line.
 
         Raises:
@@ -152,28 +153,12 @@ class Tail:
             return
         with file:
             while end is None or start < end:
-                data = _whole_lines(file, start, most, None if end is None else end - start)
+                most = LINE_BYTES if end is None else end - start
+                data = whole_lines(file, start, BATCH_BYTES, most)
                 if not data:
                     return
                 yield _block(start, data)
                 start += len(data)
-
-
-def _whole_lines(file: BinaryIO, start: int, size: int, most: int | None) -> bytes:
-    """Return whole lines from a place on, about `size` bytes of them and at most `most`; empty if there is none yet."""
-    most = LINE_BYTES if most is None else min(most, LINE_BYTES)
-    while True:
-        size = min(size, most)
-        file.seek(start)
-        data = file.read(size)
-        cut = data.rfind(b"\n") + 1
-        if cut:
-            return data[:cut]
-        if len(data) < size:
-            return b""
-        if size == most:
-            return data  # no record is that long
-        size *= 2  # a line that is longer than a block
 
 
 def _block(start: int, data: bytes) -> Block:

@@ -120,18 +120,19 @@ def test_only_allowed_variables_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_recorded_is_redacted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VERSION", "https://me:abc123@example.org/12")
     command = ["headway", "train", "a.yaml", "data.remote_options.secret=abc123"]
-    record = provenance(command=command, config_fingerprint="c", fingerprints={}, folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    record = provenance(command=command, config_fingerprint="c", fingerprints={}, model={})
     assert record["environment"]["variables"]["CUDA_VERSION"] == "https://***@example.org/12"
     assert record["command"][-1] == "data.remote_options.secret=***"
 
 
-def test_the_whole_record_is_json(tmp_path: Path) -> None:
+def test_the_whole_record_is_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     record = provenance(
         command=["headway", "train", "a.yaml"],
         config_fingerprint="c",
         fingerprints={"data": "d", "tokenizer": "t"},
         model={"parameters": 5},
-        folder=tmp_path,
     )
     assert json.loads(json.dumps(record)) == record
     assert record["fingerprints"] == {"config": "c", "data": "d", "tokenizer": "t"}

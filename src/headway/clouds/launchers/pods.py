@@ -46,6 +46,14 @@ def variables(values: Mapping[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
+def mounted(
+    name: str, path: str, source: Mapping[str, Any], *, read_only: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the mount of a volume at a path, and the volume."""
+    mount: dict[str, Any] = {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
+    return mount, {"name": name, **source}
+
+
 def secret_name(job: Job) -> str:
     """Return the name of the secret that the machines of a run share."""
     return f"{job.name}-machines"
@@ -268,21 +276,23 @@ def _volumes(job: Job, trains: bool) -> Iterator[tuple[dict[str, Any], dict[str,
     """Yield mounts with their volumes; only the machines that train mount data for reading only."""
     kubernetes = job.config.launch.kubernetes
     shm = {"medium": "Memory", "sizeLimit": kubernetes.shared_memory or kubernetes.memory or _SHARED_MEMORY}
-    scratch = {"sizeLimit": kubernetes.scratch}
-    config = {"name": "config", "configMap": {"name": job.name}}
-    yield {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}, config
-    yield {"name": "shm", "mountPath": "/dev/shm"}, {"name": "shm", "emptyDir": shm}
-    yield {"name": "tmp", "mountPath": "/tmp"}, {"name": "tmp", "emptyDir": scratch}
+    scratch = {"emptyDir": {"sizeLimit": kubernetes.scratch}}
+    yield mounted("config", CONFIG_FOLDER, {"configMap": {"name": job.name}}, read_only=True)
+    yield mounted("shm", "/dev/shm", {"emptyDir": shm})
+    yield mounted("tmp", "/tmp", scratch)
     for number, volume in enumerate(kubernetes.volumes):
-        only_reads = {"readOnly": True} if volume.read_only and trains else {}
-        mount = {"name": f"volume-{number}", "mountPath": volume.mount, **only_reads}
-        claim = {"claimName": volume.claim, **only_reads}
-        yield mount, {"name": f"volume-{number}", "persistentVolumeClaim": claim}
+        yield claimed(number, volume, read_only=volume.read_only and trains)
     # What lies on no volume needs a folder that the container's user may write to.
     stores = [("store", job.config.data.store)] if job.config.task is None else []
     for name, path in (("runs", job.config.runs), *stores):
         if volume_of(job, path, writes=name == "runs") is None:
-            yield {"name": name, "mountPath": job.in_container(path)}, {"name": name, "emptyDir": scratch}
+            yield mounted(name, job.in_container(path), scratch)
+
+
+def claimed(number: int, volume: VolumeConfig, *, read_only: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the mount of a claim, and its volume."""
+    claim = {"claimName": volume.claim, **({"readOnly": True} if read_only else {})}
+    return mounted(f"volume-{number}", volume.mount, {"persistentVolumeClaim": claim}, read_only=read_only)
 
 
 def tolerations(kubernetes: KubernetesConfig) -> list[dict[str, Any]]:

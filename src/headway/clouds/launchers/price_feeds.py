@@ -141,14 +141,15 @@ def moving_of(run: Path, every: Interval | None, given: tuple[float, float] | No
         given: Time of a move in seconds, and size of a checkpoint in GiB, which count where nothing is measured.
     """
     by_config = 3600 / every.amount if every is not None and every.unit == "seconds" else None
-    found = Run(run) if is_run(run) else None
-    history = None if found is None else found.newest_metrics()
-    saves = {} if history is None else measured_saves(history)
-    sizes = [] if found is None else [one.bytes for one in found.checkpoints if one.bytes]
-    if found is None or history is None or not saves["upload"] or not sizes:
-        if given is None or by_config is None:
-            return None
-        return Moving(given[0], 0.0, given[1], by_config)
+    by_hand = None if given is None or by_config is None else Moving(given[0], 0.0, given[1], by_config)
+    if not is_run(run):
+        return by_hand
+    found = Run(run)
+    history = found.newest_metrics()
+    saves = measured_saves(history)
+    sizes = [one.bytes for one in found.checkpoints if one.bytes]
+    if not saves["upload"] or not sizes:
+        return by_hand
     steps, _ = history.finite("checkpoint/upload_seconds")
     pace = median(history, "speed/step_seconds")
     per_hour = by_config

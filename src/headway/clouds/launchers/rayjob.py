@@ -15,6 +15,7 @@ from headway.clouds.launchers.pods import (
     labels,
     manifest,
     metadata,
+    mounted,
     pod_template,
     variables,
 )
@@ -30,15 +31,16 @@ def _pod(job: Job, component: str) -> dict[str, Any]:
     # The lead's address is found by Ray; only machines that hold the token of the cluster may join it.
     template = pod_template(job, None, ["unused"], component)
     pod = template["spec"]
-    container = template["spec"]["containers"][0]
+    container = pod["containers"][0]
     del container["command"]
     secret = job.config.launch.rayjob.tls_secret_name
     if secret is not None:
         files = {"RAY_TLS_SERVER_CERT": "tls.crt", "RAY_TLS_SERVER_KEY": "tls.key", "RAY_TLS_CA_CERT": "ca.crt"}
         paths = {name: f"{_TLS_FOLDER}/{file}" for name, file in files.items()}
         container["env"] += variables({"RAY_USE_TLS": "1", **paths})
-        container["volumeMounts"].append({"name": "ray-tls", "mountPath": _TLS_FOLDER, "readOnly": True})
-        pod["volumes"].append({"name": "ray-tls", "secret": {"secretName": secret}})
+        mount, volume = mounted("ray-tls", _TLS_FOLDER, {"secret": {"secretName": secret}}, read_only=True)
+        container["volumeMounts"].append(mount)
+        pod["volumes"].append(volume)
     return template
 
 

@@ -13,10 +13,12 @@ from headway.clouds.launchers.job import Job
 from headway.clouds.launchers.kubernetes import yaml_text
 from headway.clouds.launchers.patches import patched
 from headway.clouds.launchers.pods import (
+    claimed,
     container_security,
     labels,
     manifest,
     metadata,
+    mounted,
     placement,
     pod_spec,
     resources,
@@ -217,19 +219,15 @@ def _volumes(job: Job, served: ServedModel) -> Iterator[tuple[dict[str, Any], di
         {"secret": {"name": served.key_secret, "items": [{"key": _KEY_FILE, "path": _KEY_FILE}]}},
         {"secret": {"name": served.tls_secret, "items": [{"key": key, "path": key} for key in ("tls.crt", "tls.key")]}},
     ]
-    projected = {"name": "secrets", "projected": {"defaultMode": 0o440, "sources": secrets}}
-    yield {"name": "secrets", "mountPath": _SECRETS, "readOnly": True}, projected
-    for name, path in (("cache", _CACHE), ("tmp", "/tmp")):
-        yield {"name": name, "mountPath": path}, {"name": name, "emptyDir": {"sizeLimit": kubernetes.scratch}}
+    projected = {"projected": {"defaultMode": 0o440, "sources": secrets}}
+    scratch = {"emptyDir": {"sizeLimit": kubernetes.scratch}}
     memory = {"medium": "Memory", "sizeLimit": kubernetes.shared_memory or "1Gi"}
-    yield {"name": "shm", "mountPath": "/dev/shm"}, {"name": "shm", "emptyDir": memory}
+    yield mounted("secrets", _SECRETS, projected, read_only=True)
+    yield mounted("cache", _CACHE, scratch)
+    yield mounted("tmp", "/tmp", scratch)
+    yield mounted("shm", "/dev/shm", {"emptyDir": memory})
     for number, volume in enumerate(kubernetes.volumes):
-        name = f"volume-{number}"
-        claim = {"claimName": volume.claim, "readOnly": True}
-        yield (
-            {"name": name, "mountPath": volume.mount, "readOnly": True},
-            {"name": name, "persistentVolumeClaim": claim},
-        )
+        yield claimed(number, volume, read_only=True)
 
 
 def _autoscaler(job: Job, served: ServedModel) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from headway.core.errors import ConfigError
 from headway.core.format import UNKNOWN
 from headway.serve.experiment.journal import JOURNAL, State, read_state
+from headway.serve.experiment.sequential import Counts
 from headway.telemetry import html
 from headway.telemetry.summary import time_text
 
@@ -63,20 +64,19 @@ def _decision(state: State) -> dict[str, Any] | None:
     if found is None or state.plan is None:
         return None
     names = state.plan.split.arms
-    winner = found.counts[found.winner]
-    loser = found.counts[found.loser]
+    winner = _proportion(found.counts[found.winner])
+    loser = _proportion(found.counts[found.loser])
     why = (
-        f"{names[found.loser]} had {_proportion(loser.successes, loser.outcomes)} and {names[found.winner]}"
-        f" {_proportion(winner.successes, winner.outcomes)}: the evidence of a difference reached"
+        f"{names[found.loser]} had {loser} and {names[found.winner]} {winner}: the evidence of a difference reached"
         f" {found.evidence:.1f}, and {1 / state.plan.test.alpha:g} is needed"
     )
     return {"winner": names[found.winner], "stopped": names[found.loser], "time": found.time, "why": why}
 
 
-def _proportion(successes: int, outcomes: int) -> str:
+def _proportion(counts: Counts) -> str:
     """Return a proportion in words."""
-    rate = UNKNOWN if not outcomes else f"{successes / outcomes:.1%}"
-    return f"{successes:,} of {outcomes:,} successes ({rate})"
+    rate = UNKNOWN if counts.rate is None else f"{counts.rate:.1%}"
+    return f"{counts.successes:,} of {counts.outcomes:,} successes ({rate})"
 
 
 def headline(found: dict[str, Any]) -> str:
