@@ -246,6 +246,19 @@ def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:
     )
 
 
+@contextmanager
+def needing(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """Import an optional dependency in the block.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise missing_extra(package, extra, purpose) from error
+
+
 def exit_code_of(error: BaseException | None) -> int:
     """Return the exit code of a command that ends with an error; 0 without one."""
     if error is None:

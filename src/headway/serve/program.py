@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.console import notice
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 from headway.core.exposure import free_port
 from headway.core.process.command import tied_command
 from headway.serve.asking import RefusedRequest
@@ -63,10 +63,8 @@ class ProgramBackend:
         environment: os._Environ[str] | dict[str, str],
         owned: tempfile.TemporaryDirectory[str] | None = None,
     ) -> None:
-        try:
+        with needing("httpx", "serve", "requests are passed on to a program"):
             import httpx
-        except ImportError:
-            raise missing_extra("httpx", "serve", "requests are passed on to a program") from None
         self.label = label
         self._owned = owned
         self._key = secrets.token_urlsafe(32)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import missing_extra
+from headway.core.errors import needing
 from headway.telemetry.charts import SERIES_COLOURS
 from headway.telemetry.curves import axis_labels, short_number
 
@@ -59,11 +59,9 @@ _RC = {
 @contextmanager
 def drawing(width: int, height: int) -> Iterator[tuple[Figure, Axes]]:
     """Make a figure of `width` x `height` CSS pixels with one pair of axes; the block draws in the page's style."""
-    try:
+    with needing("matplotlib", "report", "Drawing charts"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra("matplotlib", "report", "Drawing charts") from error
     with matplotlib.rc_context(_RC):
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
         yield figure, figure.add_subplot()

@@ -31,7 +31,7 @@ import numpy as np
 
 from headway.core.arrays import Floats, Ints
 from headway.core.console import notice, warning
-from headway.core.errors import CheckpointError, ConfigError, fix_for, missing_extra
+from headway.core.errors import CheckpointError, ConfigError, fix_for, needing
 from headway.core.files.atomic import ends_with_newline
 from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_end, read_json_lines
 from headway.core.files.reserve import take_reserve, write_with_reserve
@@ -358,10 +358,8 @@ class Metrics:
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
+        with needing("pandas", "pandas", "A table of metrics"):
             import pandas
-        except ImportError as error:
-            raise missing_extra("pandas", "pandas", "A table of metrics") from error
         columns = {name: pandas.Series(column.values, column.steps) for name, column in self._columns.items()}
         table = pandas.DataFrame({name: columns[name] for name in self.names}).rename_axis("step")
         return table.sort_index()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import missing_extra
+from headway.core.errors import needing
 from headway.core.files.atomic import write_text
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Unit, metric
 
@@ -208,10 +208,8 @@ def check_library() -> None:
     Raises:
         ConfigError: it is not.
     """
-    try:
+    with needing("grafana-foundation-sdk", "dashboards", "making dashboards"):
         import grafana_foundation_sdk  # noqa: F401
-    except ImportError:
-        raise missing_extra("grafana-foundation-sdk", "dashboards", "making dashboards") from None
 
 
 def dashboard(board: str) -> dict[str, Any]:

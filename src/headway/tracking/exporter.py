@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.core.errors import missing_extra
+from headway.core.errors import needing
 from headway.core.files.atomic import atomic_write
 from headway.core.version import __version__
 from headway.telemetry.catalogue import CATALOGUE, SYSTEM, Metric, metric
@@ -35,10 +35,8 @@ def check_library() -> None:
     Raises:
         ConfigError: it is not.
     """
-    try:
+    with needing("prometheus-client", "prometheus", "exporting metrics"):
         import prometheus_client  # noqa: F401
-    except ImportError:
-        raise missing_extra("prometheus-client", "prometheus", "exporting metrics") from None
 
 
 class RunsCollector:

@@ -22,7 +22,7 @@ from headway.config.sections.track import OpentelemetryConfig, http_problem
 from headway.core.console import warning
 from headway.core.credentials.http import open_url
 from headway.core.credentials.secrets import redact
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 from headway.telemetry.catalogue import Unit, metric
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import Batch, Description, Refused, SinkSpec, Status, TrackedRun, Unreachable
@@ -166,10 +166,8 @@ def _attributes(values: Mapping[str, str]) -> list[Any]:
 
 
 def _messages() -> Any:
-    try:
+    with needing("opentelemetry-proto", "opentelemetry", "the tracker opentelemetry"):
         from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
-    except ImportError:
-        raise missing_extra("opentelemetry-proto", "opentelemetry", "the tracker opentelemetry") from None
     return metrics_service_pb2
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.config.sections.track import tensorboard_folder
-from headway.core.errors import missing_extra
+from headway.core.errors import needing
 from headway.core.files.atomic import sync_folder
 from headway.core.files.foreign import open_regular
 from headway.core.files.hashes import fingerprint
@@ -134,11 +134,9 @@ def _scalars(points: Iterator[Point]) -> Any:
 
 
 def _check_installed() -> None:
-    try:
+    with needing("tensorboard", "tensorboard", "the tracker tensorboard"):
         import tensorboard.compat.proto.event_pb2
         import tensorboard.summary.writer.record_writer  # noqa: F401
-    except ImportError:
-        raise missing_extra("tensorboard", "tensorboard", "the tracker tensorboard") from None
 
 
 def _unwritable(error: OSError, path: Path) -> Unreachable:

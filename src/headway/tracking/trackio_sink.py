@@ -21,7 +21,7 @@ from typing import Any
 
 from headway.config.sections.track import TrackioConfig, http_problem
 from headway.core.credentials.secrets import redact
-from headway.core.errors import ConfigError, HeadwayError, missing_extra
+from headway.core.errors import ConfigError, HeadwayError, needing
 from headway.core.files.hashes import fingerprint
 from headway.core.machine.system import host_name
 from headway.tracking.readings import machine_in
@@ -112,11 +112,9 @@ class TrackioSink:
         return {"project": self._project, "run": run.title, "run_id": run.id + run.suffix}
 
     def _to_store(self) -> _Write:
-        try:
+        with needing("trackio", "trackio", "the tracker trackio"):
             from trackio import utils
             from trackio.sqlite_storage import SQLiteStorage
-        except ImportError:
-            raise missing_extra("trackio", "trackio", "the tracker trackio") from None
         if utils.is_network_filesystem(utils.TRACKIO_DIR):
             raise Refused(
                 "the store of Trackio is on a network file system, where its database breaks",
@@ -138,11 +136,9 @@ class TrackioSink:
         return write
 
     def _to_server(self, server: str) -> _Write:
-        try:
+        with needing("trackio", "trackio", "the tracker trackio"):
             from trackio.remote_client import RemoteClient
             from trackio.utils import serialize_values
-        except ImportError:
-            raise missing_extra("trackio", "trackio", "the tracker trackio") from None
         client = RemoteClient(
             server, write_token=os.environ.get(_TOKEN), httpx_kwargs={"timeout": _TIMEOUT_SECONDS}, verbose=False
         )

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from headway.config.sections.track import ModelUpload, WandbConfig
 from headway.core.credentials.secrets import redact
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 from headway.core.files.atomic import sync_folder, write_json
 from headway.core.files.hashes import fingerprint
 from headway.telemetry.record import read_json
@@ -295,10 +295,8 @@ def _id(run: TrackedRun) -> str:
 def _client() -> Any:
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
-    try:
+    with needing("wandb", "wandb", "the tracker wandb"):
         import wandb
-    except ImportError:
-        raise missing_extra("wandb", "wandb", "the tracker wandb") from None
     return wandb
 
 

@@ -40,7 +40,7 @@ from headway.core.console import notice, open_streams, say
 from headway.core.coordination.launch_variables import LEAD, MACHINES, NODE, SECRET
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.coordination.preemption_board import Notice, post
-from headway.core.errors import ConfigError, HeadwayError, error_with, missing_extra
+from headway.core.errors import ConfigError, HeadwayError, error_with, needing
 from headway.core.exposure import free_port
 from headway.core.files.atomic import write_json
 from headway.core.format import counted
@@ -135,11 +135,9 @@ def fit(
 def _ray() -> tuple[Any, Any]:
     for name, value in {"RAY_TRAIN_V2_ENABLED": "1", **_HEALTH}.items():
         os.environ.setdefault(name, value)
-    try:
+    with needing("ray", "ray", "training on a Ray cluster"):
         import ray.train
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    except ImportError:
-        raise missing_extra("ray", "ray", "training on a Ray cluster") from None
     return ray.train, DataParallelTrainer
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from headway.clouds.launchers.ray import machine_variables, wait_for_room
 from headway.core.console import notice, open_streams, say
 from headway.core.coordination.outcomes import FINAL_CODES
-from headway.core.errors import HeadwayError, Preempted, missing_extra
+from headway.core.errors import HeadwayError, Preempted, needing
 from headway.core.exposure import free_port
 from headway.core.process.command import module_command, tied_command
 
@@ -45,11 +45,9 @@ def run_on_machines(words: Sequence[str], machines: int, gpus: int, failures: in
     """
     # Only before Ray is imported; each machine prints other lines, and none may be left out.
     os.environ["RAY_DEDUP_LOGS"] = "0"
-    try:
+    with needing("ray", "ray", "a suite on a Ray cluster"):
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
-    except ImportError:
-        raise missing_extra("ray", "ray", "a suite on a Ray cluster") from None
     needs = {"GPU": gpus} if gpus else {"CPU": 1}
     wait_for_room(wait_seconds, needs, machines, spread=True)
     group = placement_group([needs] * machines, strategy="STRICT_SPREAD")

@@ -35,7 +35,7 @@ from headway.clouds.launchers.ray_run import (
 from headway.config import Config, dump_config, load_config, resolve
 from headway.config.loading.document import parse
 from headway.core.coordination.preemption_board import Notice, post
-from headway.core.errors import CheckpointError, ConfigError, HeadwayError, Preempted, error_with, missing_extra
+from headway.core.errors import CheckpointError, ConfigError, HeadwayError, Preempted, error_with, needing
 from headway.core.files.atomic import write_json, write_text
 from headway.core.files.foreign import read_end, read_json_object
 from headway.core.process.command import module_command, tied_command
@@ -75,10 +75,8 @@ def trainable(
     Raises:
         ConfigError: Ray is not installed, or the token store is not prepared.
     """
-    try:
+    with needing("ray", "ray", "a search with Ray Tune"):
         from ray import tune
-    except ImportError:
-        raise missing_extra("ray", "ray", "a search with Ray Tune") from None
     store = config.data.store
     if config.task is None and config.data.remote is None and not (store / MANIFEST).is_file():
         raise ConfigError(

@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from headway.clouds.prices.http import get_json, offer_of_today, unexpected_answer
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 from headway.core.files.foreign import parse_json
 from headway.cost.offers import Offer, cheapest_per_region, number_of
 
@@ -79,10 +79,8 @@ def refresh_aws(
 
 
 def _clients() -> MakeClient:
-    try:
+    with needing("botocore", "aws", "refreshing prices of AWS"):
         from botocore.session import get_session
-    except ImportError:
-        raise missing_extra("botocore", "aws", "refreshing prices of AWS") from None
     session = get_session()
 
     def make(service: str, region: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.clouds.scaffold.answers import Answers
-from headway.core.errors import HeadwayError, missing_extra
+from headway.core.errors import HeadwayError, needing
 from headway.core.version import __version__
 
 #: The template: `copier.yml` with the questions, and `project/` with the files.
@@ -61,10 +61,8 @@ def _options(answers: Answers, generation: str | None) -> dict[str, Any]:
 
 
 def _copier() -> Any:
-    try:
+    with needing("copier", "init", "headway init"):
         import copier
-    except ImportError:
-        raise missing_extra("copier", "init", "headway init") from None
     return copier
 
 

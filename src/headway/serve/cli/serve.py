@@ -19,7 +19,7 @@ from headway.command_line import (
     writing,
 )
 from headway.core.console import notice, print_line
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 from headway.core.exposure import tls_pair
 from headway.core.files.atomic import write_text
 from headway.serve.experiment.journal import Plan
@@ -211,10 +211,8 @@ def _check_installed() -> None:
         ConfigError: one is missing.
     """
     for package in ("starlette", "uvicorn", "prometheus_client"):
-        try:
+        with needing(package.replace("_", "-"), "serve", "models are served"):
             __import__(package)
-        except ImportError:
-            raise missing_extra(package.replace("_", "-"), "serve", "models are served") from None
 
 
 serve.command()(plan)
