@@ -99,7 +99,7 @@ class Metric:
             ending = next((ending for ending in _RECORDED_ENDINGS if word.endswith(ending)), "")
             word = f"{word.removesuffix(ending)}_{suffix}"
         words = f"{group.replace('/', '_')}_{word}" if group else word
-        return f"headway_{words}{'_total' if self.is_total else ''}"
+        return f"headway_{words}_total" if self.is_total else f"headway_{words}"
 
 
 _Line = tuple[str, Unit, str] | tuple[str, Unit, str, Kind]
@@ -303,13 +303,15 @@ def reference() -> str:
 def _tables() -> Iterator[str]:
     groups = dict.fromkeys(entry.group for entry in CATALOGUE.values())
     for group in groups:
-        yield f"## {f'`{group}/`' if group else 'Every record'}\n"
+        yield f"## `{group}/`\n" if group else "## Every record\n"
         yield "| name | unit | kind | meaning | recorded by | in Prometheus |"
         yield "|---|---|---|---|---|---|"
         for entry in CATALOGUE.values():
             if entry.group == group:
-                label = f"`{entry.prometheus_name}`{f', label `{entry.label}`' if entry.label else ''}"
-                cells = [f"`{entry.name}`", entry.unit.words, entry.kind.value, entry.help, entry.source, label]
+                in_prometheus = f"`{entry.prometheus_name}`"
+                if entry.label:
+                    in_prometheus += f", label `{entry.label}`"
+                cells = [f"`{entry.name}`", entry.unit.words, entry.kind.value, entry.help, entry.source, in_prometheus]
                 yield f"| {' | '.join(cells)} |"
         yield ""
 

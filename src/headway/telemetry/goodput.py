@@ -59,11 +59,12 @@ class Goodput:
         }
 
     def __str__(self) -> str:
+        parts = [f"goodput {self.ratio:.1%} of {format_seconds(self.wall_seconds)}"]
         causes = sorted(self.lost_seconds.items(), key=lambda item: -item[1])
-        lost = " · ".join(f"{cause} {format_seconds(seconds)}" for cause, seconds in causes if seconds >= 0.05)
-        steps = sum(self.lost_steps.values())
-        again = f" · {counted(steps, 'step')} computed again" if steps else ""
-        return f"goodput {self.ratio:.1%} of {format_seconds(self.wall_seconds)}{f' · {lost}' if lost else ''}{again}"
+        parts += [f"{cause} {format_seconds(seconds)}" for cause, seconds in causes if seconds >= 0.05]
+        if steps := sum(self.lost_steps.values()):
+            parts.append(f"{counted(steps, 'step')} computed again")
+        return " · ".join(parts)
 
 
 def goodput(

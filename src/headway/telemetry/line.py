@@ -220,11 +220,12 @@ class StatusLine:
         )
 
     def _eta(self, step: int) -> float | None:
-        (first_time, first_step), (last_time, _) = self._ends[0], self._ends[-1]
+        began, first_step = self._ends[0]
         if step == first_step:
             return None
+        seconds = self._ends[-1][0] - began
         done = self._work(step)
-        return (last_time - first_time) / (done - self._work(first_step)) * (self._work(self._total_steps) - done)
+        return seconds / (done - self._work(first_step)) * (self._work(self._total_steps) - done)
 
     def _mean(self, name: str) -> float | None:
         """Return the mean of a rate over recent steps, weighted by their seconds (total tokens by total seconds)."""

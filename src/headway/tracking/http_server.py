@@ -180,7 +180,8 @@ class RunsServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where the server is."""
-        return f"{'http' if self._context is None else 'https'}://{self.address.url}/"
+        scheme = "http" if self._context is None else "https"
+        return f"{scheme}://{self.address.url}/"
 
     def server_bind(self) -> None:
         """Bind without asking the name service for this machine's name, which may take long."""

@@ -453,10 +453,11 @@ class _History:
         """
         if len(self._recent) < 2 or self.stands_still(now):
             return None
-        (first_time, first, *_), (last_time, last, *_) = self._recent[0], self._recent[-1]
+        began, first, *_ = self._recent[0]
+        ended, last, *_ = self._recent[-1]
         work = (lambda step: step) if batches is None else batches.tokens_before
         done = work(last) - work(first)
-        return (last_time - first_time) / done * (work(steps) - work(last)) if done > 0 and steps > last else None
+        return (ended - began) / done * (work(steps) - work(last)) if done > 0 and steps > last else None
 
 
 class _Cached:

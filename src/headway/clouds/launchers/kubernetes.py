@@ -444,7 +444,10 @@ def _key(document: dict[str, Any]) -> tuple[str, str]:
 def _parse_name(document: dict[str, Any]) -> str:
     """Return what kubectl calls an object, with its group, since other controllers may have a kind of that name."""
     group, slash, _ = document["apiVersion"].partition("/")
-    return f"{document['kind'].lower()}{f'.{group}' if slash else ''}/{document['metadata']['name']}"
+    kind = document["kind"].lower()
+    if slash:
+        kind = f"{kind}.{group}"
+    return f"{kind}/{document['metadata']['name']}"
 
 
 LAUNCHER = KubernetesLauncher(

@@ -15,7 +15,7 @@ from typing import Any
 from headway.clouds.launchers.job import Job
 from headway.clouds.launchers.launcher import Handle, JobState, State
 from headway.clouds.launchers.patches import merge
-from headway.clouds.programs import ask_program, show_program, try_program
+from headway.clouds.programs import ask_program, last_words, show_program, try_program
 from headway.config.sections.launch import SlurmConfig
 from headway.core.coordination.launch_variables import CODE_FILE, MACHINES, SECRET_FILE
 from headway.core.errors import ConfigError
@@ -149,9 +149,8 @@ class SlurmLauncher:
             )
         tried = try_program(["sbatch", "--test-only", *_words(batch_options(job, Path())), "--wrap=true"])
         if tried.returncode:
-            said = tried.stderr.strip().splitlines()
             raise ConfigError(
-                f"Slurm would refuse the job: {said[-1] if said else 'without a reason'}",
+                f"Slurm would refuse the job: {last_words(tried)}",
                 where="launch.slurm, --machines",
                 fix="fewer machines or GPUs, or other options in launch.slurm",
             )
@@ -165,7 +164,9 @@ class SlurmLauncher:
         folder = folder.absolute()
         (folder / CANCELLED).unlink(missing_ok=True)
         after: list[str] = []
-        details: dict[str, Any] = {"folder": str(folder), **({"parts": job.parts} if job.parts > 1 else {})}
+        details: dict[str, Any] = {"folder": str(folder)}
+        if job.parts > 1:
+            details["parts"] = job.parts
         if (folder / PREPARE).exists():
             details["prepare"] = submit_script(folder / PREPARE)
             after = [f"--dependency=afterok:{details['prepare']}", "--kill-on-invalid-dep=yes"]

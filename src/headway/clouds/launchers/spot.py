@@ -210,7 +210,8 @@ class _Holder:
             self._place = self._prices.places.wanted
             self._prices.places.here = self._place
         words = self._job.words(state, self._place, self._prices.usd)
-        notice(f"{self._said_price()}: {'resuming' if self._held.has_begun() else 'starting'} {' '.join(words)}")
+        verb = "resuming" if self._held.has_begun() else "starting"
+        notice(f"{self._said_price()}: {verb} {' '.join(words)}")
         self._held.start(words)
         self._started_at = self._clock()
         self._enter(state)

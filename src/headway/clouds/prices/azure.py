@@ -58,7 +58,9 @@ def refresh_azure(
 def _machine(machine: str, regions: Sequence[str], endpoint: str, get: Callable[[str], Any]) -> Iterator[Offer]:
     places = " or ".join(f"armRegionName eq '{region}'" for region in regions)
     where = f"serviceName eq 'Virtual Machines' and priceType eq 'Consumption' and armSkuName eq '{machine}'"
-    url: str | None = f"{endpoint}?$filter={quote(where + (f' and ({places})' if places else ''))}"
+    if places:
+        where = f"{where} and ({places})"
+    url: str | None = f"{endpoint}?$filter={quote(where)}"
     for _ in range(_MOST_PAGES):
         answer = get(str(url))
         items = answer.get("Items") if isinstance(answer, dict) else None
