@@ -44,7 +44,6 @@ class Target:
     """As in the config."""
     place: str
     """Where it sends: a cursor holds for this place only."""
-    config: TrackConfig
 
     @property
     def label(self) -> str:
@@ -78,7 +77,7 @@ def resolve(config: TrackConfig, where: str) -> Target:
     Raises:
         ConfigError: that is not known, or has credentials in it.
     """
-    return Target(config.name, _spec(config).place(config.settings, where), config)
+    return Target(config.name, _spec(config).place(config.settings, where))
 
 
 def make_sink(config: TrackConfig, run: Path, where: str) -> Sink:

@@ -40,11 +40,6 @@ class Answers:
     licence: str = "MIT"
     itself: bool = False
 
-    @property
-    def package(self) -> str:
-        """The name that Python imports."""
-        return self.project.replace("-", "_")
-
 
 def parse_parts(text: str) -> tuple[str, ...]:
     """Return the parts that `--with` names, in the order of `PARTS`.

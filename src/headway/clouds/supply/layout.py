@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ class Image:
 
     architecture: str
     user: str
-    labels: Mapping[str, str]
     layers: tuple[Layer, ...]
 
     @property
@@ -82,7 +81,7 @@ def _blob(layout: Path, descriptor: Mapping[str, Any]) -> dict[str, Any]:
 
 def _image(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> Image:
     made = [str(step.get("created_by", "")) for step in config.get("history", []) if not step.get("empty_layer")]
-    digests: Sequence[str] = [str(digest) for digest in config["rootfs"]["diff_ids"]]
+    digests = [str(digest) for digest in config["rootfs"]["diff_ids"]]
     sizes = [int(layer["size"]) for layer in manifest["layers"]]
     if len(digests) != len(sizes):
         raise ValueError(f"it has {len(sizes)} layers and {len(digests)} digests")
@@ -90,5 +89,4 @@ def _image(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> Image:
     made = [""] * (len(sizes) - len(made)) + made[-len(sizes) :]
     settings = config.get("config", {})
     layers = tuple(Layer(*one) for one in zip(digests, sizes, made, strict=True))
-    labels = {str(name): str(value) for name, value in (settings.get("Labels") or {}).items()}
-    return Image(str(config.get("architecture", "")), str(settings.get("User", "")), labels, layers)
+    return Image(str(config.get("architecture", "")), str(settings.get("User", "")), layers)

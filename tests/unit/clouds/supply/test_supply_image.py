@@ -120,7 +120,7 @@ def blob(layout: Path, content: bytes) -> dict[str, Any]:
 def make_layout(layout: Path, *, history: list[dict[str, Any]], layers: list[bytes], nested: bool = False) -> None:
     """An image as an engine writes it; `nested` as buildx does, with an index within the index."""
     diffs = [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in layers]
-    about = {"User": "10001:10001", "Labels": {"dev.headway.target": "train"}}
+    about = {"User": "10001:10001"}
     config = {"architecture": "arm64", "config": about, "rootfs": {"diff_ids": diffs}, "history": history}
     manifest = {"config": blob(layout, json.dumps(config).encode()), "layers": [blob(layout, one) for one in layers]}
     found = {"mediaType": "application/vnd.oci.image.manifest.v1+json", **blob(layout, json.dumps(manifest).encode())}
@@ -137,7 +137,6 @@ def test_layers_have_their_sizes_and_what_made_them(tmp_path: Path, nested: bool
     image = read_image(tmp_path)
     assert [(one.size, one.made_by) for one in image.layers] == [(4, ""), (7, "RUN torch"), (3, "COPY src")]
     assert (image.size, image.architecture, image.user) == (14, "arm64", "10001:10001")
-    assert image.labels == {"dev.headway.target": "train"}
     assert image.layers[1].digest == f"sha256:{hashlib.sha256(b'torch!!').hexdigest()}"
 
 
