@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 
@@ -62,7 +62,7 @@ class Metric:
     help: str
     """One sentence without its full stop."""
     kind: Kind = Kind.GAUGE
-    source: str = ""
+    source: str = field(default="", kw_only=True)
     """What records it."""
 
     @property

@@ -43,7 +43,7 @@ class JsonLinesTail:
             begins = self._find_place(file)
             while (lines := whole_lines(file, self._offset, _BLOCK_BYTES)).endswith(b"\n"):
                 self._offset += len(lines)
-                yield begins, list(parse_json_lines(lines.split(b"\n")))
+                yield begins, list(parse_json_lines(lines[:-1].split(b"\n")))
                 begins = False
             if begins and self._offset == 0:
                 yield True, []  # it is there, and empty

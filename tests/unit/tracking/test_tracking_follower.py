@@ -29,7 +29,7 @@ from headway.tracking.cursor import Cursor, CursorFile, InUse, cursor_name
 from headway.tracking.describe import describe
 from headway.tracking.follow import follow_all
 from headway.tracking.follower import Follower, Waiting
-from headway.tracking.history import StepSet, Tail
+from headway.tracking.history import StepSet
 from headway.tracking.mlflow_sink import MlflowSink
 from headway.tracking.sink import LostRun, Sink
 from headway.tracking.wandb_sink import OfflineWandbSink
@@ -65,7 +65,6 @@ EXPECTED = {("train/loss", step): 1 / step for step in range(1, 11)} | {
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few records, so that there are many."""
     monkeypatch.setattr(history, "BATCH_BYTES", 300)
-    monkeypatch.setattr(Tail.blocks, "__defaults__", (None, 300))
 
 
 def follow(run: Path, sink: Sink, name: str = "memory", **waiting: Any) -> list[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from headway.clouds.launchers.launcher import Handle
+from headway.core.audit import AUDIT_FILE
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import read_json_object
+from headway.core.files.foreign import read_json_lines, read_json_object
 from headway.core.process.waiting import wait_until
 from headway.run.directory.cancel import request_cancel
 from headway.run.directory.run_directory import LAUNCH_FILE
@@ -43,6 +46,11 @@ def read_handle(run: Path) -> Handle | None:
         raise ConfigError(
             f"the handle of the launch cannot be read: {error}", where=str(path), fix="remove it"
         ) from None
+
+
+def audited(run: Path) -> list[Mapping[str, Any]]:
+    """Return the lines of the audit log."""
+    return list(read_json_lines(run / AUDIT_FILE))
 
 
 def request_save_and_stop(run: Path, why: str, seconds: float) -> bool:

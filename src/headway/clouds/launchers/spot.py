@@ -17,12 +17,11 @@ from typing import Any
 from headway.clouds.launchers.ending import only_one
 from headway.clouds.launchers.held import LOOK_SECONDS, SPOT_SOURCE, HeldCommand, HeldLaunch, LaunchCommand
 from headway.clouds.launchers.price_feeds import Feed, PlaceFeed
+from headway.clouds.launchers.record import audited
 from headway.clouds.spot.places import Place
 from headway.clouds.spot.policy import SpotDecider, SpotPolicy, State
-from headway.core.audit import AUDIT_FILE
 from headway.core.console import notice, warning
 from headway.core.errors import ConfigError, HeadwayError, Preempted
-from headway.core.files.foreign import read_json_lines
 from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.run.directory.audit import record
@@ -239,7 +238,7 @@ class _Holder:
 
     def _last_line(self) -> Mapping[str, Any]:
         """Return what an earlier holder of the run has noted last."""
-        lines = list(read_json_lines(self._job.run / AUDIT_FILE))
+        lines = audited(self._job.run)
         return next((line for line in reversed(lines) if line.get("action") == SPOT_SOURCE), {})
 
     def _stop(self) -> int:
