@@ -12,12 +12,11 @@ from typing import Any, Literal
 from headway.checkpoint.retention import Rules
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.foreign import SETTINGS_BYTES, read_text
+from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_text
 from headway.core.files.scratch import scratch_folder
 from headway.core.hub import is_on_hub, snapshot, split_hub_name
 from headway.models.hub.folder import is_adapter, open_folder, pinned_source
 from headway.models.hub.push import CARD
-from headway.registry.gate import benchmark_rows
 from headway.run.directory.ledger_proof import LedgerProof, prove
 from headway.telemetry.model_card import card_facts
 from headway.telemetry.record import Run, as_text, dig, is_run, open_run, read_json
@@ -194,9 +193,13 @@ def metrics_at(run: Run, step: int) -> dict[str, float]:
 
 def benchmark_results(path: Path) -> dict[str, dict[str, float]]:
     """Return the results in a file that `headway benchmark --json` or a run has written; empty without one."""
+    results = read_json(path, SETTINGS_BYTES).get("results")
+    if not isinstance(results, dict):
+        return {}
     found: dict[str, dict[str, float]] = {}
-    for task, metric, value in benchmark_rows({"benchmarks": read_json(path, SETTINGS_BYTES).get("results")}):
-        found.setdefault(task, {})[metric] = value
+    for task, values in results.items():
+        numbers = {name: as_number(value) for name, value in values.items()} if isinstance(values, dict) else {}
+        found[str(task)] = {str(name): value for name, value in numbers.items() if value is not None}
     return found
 
 
