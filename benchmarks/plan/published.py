@@ -30,7 +30,7 @@ from headway.lab.plan.activations import Activations
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.losses import logits_loss_bytes
 from headway.lab.plan.memory_plan import MemoryPlan
-from headway.lab.plan.recommend import option
+from headway.lab.plan.recommend import Planner
 from headway.lab.plan.stages import pipeline_stages
 
 FIGURES = Path(__file__).with_name("published.json")
@@ -61,7 +61,7 @@ def compare(case: dict[str, Any], models: dict[str, dict[str, Any]]) -> dict[str
     }
     config = resolve(Config.model_validate({**values, "parallel": {**parallel, "workers": machines.count}}))
     strategy = "zero3" if data * parallel.get("context", 1) > 1 else "single"
-    planned = option(config, config.model, machines, strategy, train["activation_checkpointing"])
+    planned = Planner(config, config.model, machines).option(strategy, train["activation_checkpointing"])
     if planned.refusal is not None or planned.memory is None or planned.speed is None:
         raise SystemExit(f"{case}: {planned.refusal}")
     assert planned.layout is not None

@@ -20,9 +20,9 @@ def perplexity(loss: float) -> float:
     return math.inf if loss > 700 else math.exp(loss)
 
 
-def covered(intervals: Sequence[tuple[int, int]], first: int, last: int) -> int:
-    """Return how much of the range from `first` to `last` the intervals cover."""
-    total = 0
+def covered(intervals: Sequence[tuple[float, float]], first: float, last: float) -> float:
+    """Return how much of the range from `first` to `last` the intervals cover; of integers an integer."""
+    total: float = 0
     reached = first
     for start, end in sorted(intervals):
         begin = max(start, reached)

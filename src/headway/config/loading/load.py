@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from headway.config.checks.contradictions import combined, find_problems
 from headway.config.loading.complaints import complaints, known_keys, quoted_override, suggestion
@@ -21,6 +21,7 @@ from headway.core.files.foreign import read_bytes, read_given_bytes
 from headway.core.format import counted
 
 PRESETS = Path(__file__).parent / "presets"
+_Model = TypeVar("_Model", bound=BaseModel)
 
 #: Largest config file that is read.
 CONFIG_BYTES = 4 * 2**20
@@ -232,13 +233,42 @@ def _over(below: Entry, above: Entry) -> Entry:
     return merged(below, above)
 
 
-def _parse_file(path: Path, read: Callable[[Path, int], bytes]) -> Entry:
+def read_document(
+    path: Path, kind: str, place: str | None = None, read: Callable[[Path, int], bytes] = read_given_bytes
+) -> Entry:
+    """Read a YAML file that a person has named.
+
+    Args:
+        path: The file.
+        kind: What it holds, in an error.
+        place: What its entries say where they stand; the file when not given.
+        read: Returns the content of a file up to a size.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         text = read(path, CONFIG_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigError(f"cannot read the config: {reason}", where=str(path), fix="check the file") from None
-    tree = parse(text, str(path))
+        raise ConfigError(f"cannot read the {kind}: {reason}", where=str(path), fix="check the file") from None
+    return parse(text, place or str(path))
+
+
+def validate(tree: Entry, model: type[_Model]) -> _Model:
+    """Check the values of a document that is not a config.
+
+    Raises:
+        ConfigError: something in it is wrong, with the place and the nearest known key.
+    """
+    try:
+        return model.model_validate(tree.plain())
+    except ValidationError as error:
+        raise combined(complaints(tree, error, model), tree.place_of, None) from None
+
+
+def _parse_file(path: Path, read: Callable[[Path, int], bytes]) -> Entry:
+    tree = read_document(path, "config", read=read)
     if not isinstance(tree.value, dict):
         what = "the config is empty" if tree.value is None else "the config must be a mapping of keys to values"
         raise ConfigError(what, where=str(path), fix="begin with `base: quickstart`")

@@ -89,6 +89,12 @@ class TrainConfig(Section):
         return batch_quantity(value)
 
     @property
+    def resolved_steps(self) -> int:
+        """The steps of a resolved config, which has some."""
+        assert self.steps is not None, "the config is resolved"
+        return self.steps
+
+    @property
     def compiles(self) -> bool:
         """Whether the model is compiled, whatever that saves."""
         return self.compile not in (False, "auto")

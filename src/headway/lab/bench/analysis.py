@@ -35,7 +35,6 @@ def _share_of_time(kind: str) -> Metric:
 
 
 COMMUNICATION = (_share_of_time("total"), _share_of_time("exposed"), _share_of_time("overlapped"))
-GPU_UTILIZATION = (_of("gpu_utilization_mean"), _of("gpu_utilization_p95"))
 METRICS = (
     SPEED,
     _of("tokens_per_second_per_device"),
@@ -54,7 +53,8 @@ METRICS = (
     _of("measured_product_flops_per_second"),
     _of("share_of_measured_products"),
     *COMMUNICATION,
-    *GPU_UTILIZATION,
+    _of("gpu_utilization_mean"),
+    _of("gpu_utilization_p95"),
     Metric("energy_joules_per_token", lambda m: m.energy.joules / m.items if m.energy else None),
 )
 
@@ -79,13 +79,9 @@ class Setting(NamedTuple):
         axes = cell.model, cell.precision, cell.micro_batch, cell.sequence_length, cell.scaling
         return cls(*axes, result.workers_per_machine or 0, result.conditions)
 
-    def in_words(self) -> str:
-        """Describe the setting."""
-        return ", ".join(self.parts)
-
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of `in_words`, without the conditions."""
+        """The setting in words, without the conditions."""
         rows = f"micro-batches of {self.micro_batch} x {self.sequence_length:,} tokens"
         each = self.workers_per_machine
         machines = [f"{counted(each, 'worker')} per machine"] if each else []
@@ -95,7 +91,7 @@ class Setting(NamedTuple):
 def setting_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
     """Describe a setting, with its conditions if another setting differs only in these."""
     alike = [other for other in settings if other._replace(conditions="") == setting._replace(conditions="")]
-    return setting.in_words() + (f", conditions {setting.conditions}" if len(alike) > 1 else "")
+    return ", ".join(_with_conditions(setting, setting.parts, alike))
 
 
 def common_parts(settings: Iterable[Setting]) -> tuple[str, ...]:
@@ -110,7 +106,12 @@ def differing_in_words(setting: Setting, settings: Iterable[Setting]) -> str:
     common = common_parts(settings)
     parts = [part for part in setting.parts if part not in common]
     alike = [other for other in settings if other.parts == setting.parts]
-    return ", ".join([*parts, *([f"conditions {setting.conditions}"] if len(alike) > 1 else [])])
+    return ", ".join(_with_conditions(setting, parts, alike))
+
+
+def _with_conditions(setting: Setting, parts: Sequence[str], alike: Sequence[Setting]) -> Sequence[str]:
+    """Add the conditions if there are other settings that are otherwise alike."""
+    return [*parts, f"conditions {setting.conditions}"] if len(alike) > 1 else parts
 
 
 def label(result: CellResult, results: Iterable[CellResult]) -> str:

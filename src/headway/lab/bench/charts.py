@@ -208,8 +208,14 @@ def _efficiency(results: Sequence[CellResult], names: Mapping[str, int]) -> Char
         for name, place in names.items():
             mine = sorted(r.cell.workers for r in shown if r.cell.strategy == name)
             ys = [100 * shares.get((name, count), 1.0) for count in mine]  # the first is the base
+            if not mine:
+                label = f"{name} (none succeeded)"
+            elif mine[0] == fewest:
+                label = name
+            else:
+                label = f"{name}, from {_size(mine[0], results)}"
             axes.plot(mine, ys, "--" if _starts_over(place) else "-", color=_colour(place), linewidth=2,
-                      marker=_marker(place), markersize=5, label=_from(name, mine, fewest, results))  # fmt: skip
+                      marker=_marker(place), markersize=5, label=label)  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [_size(count, results) for count in counts])
         axes.set_xlim(counts[0] / 1.1, counts[-1] * 1.1)
@@ -232,13 +238,6 @@ def _possible(axes: Axes, shown: Sequence[CellResult]) -> None:
     if min(possible) < 100:
         axes.plot(list(one_of), possible, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)),
                   label="as many cores as there are")  # fmt: skip
-
-
-def _from(name: str, counts: Sequence[int], fewest: int, results: Sequence[CellResult]) -> str:
-    """Return a legend label, with the number of workers of the base if others have a smaller one."""
-    if not counts:
-        return f"{name} (none succeeded)"
-    return name if counts[0] == fewest else f"{name}, from {_size(counts[0], results)}"
 
 
 def _step_times(results: Sequence[CellResult], names: Mapping[str, int]) -> Chart:

@@ -77,7 +77,8 @@ def collect(sources: Sequence[str], folder: Path) -> Collected:
             found.results += [parse_result(value, where) for value in blocks.values]
             found.broken += [f"{where}: block {name[:12]}" for name in blocks.broken]
     every = [*read_results(folder), *found.results]
-    found.results, merged = merge_results(found.results), merge_results(every)
+    found.results = merge_results(found.results)
+    merged = merge_results(every)
     for result in merged:
         write_result(folder, result)
     found.replaced = len(_measured(every) - _measured(merged))

@@ -132,8 +132,6 @@ def pairs(
 
 
 def _shown(a: CellResult | None, b: CellResult | None) -> list[str]:
-    def text(result: CellResult | None, memory: bool) -> str:
-        found = mean(result, MEMORY if memory else SPEED) if result is not None else None
-        return (format_bytes if memory else format_count)(None if found is None else found.value)
-
-    return [text(a, False), text(b, False), text(a, True), text(b, True)]
+    figures = ((SPEED, format_count), (MEMORY, format_bytes))
+    found = [(form, None if side is None else mean(side, metric)) for metric, form in figures for side in (a, b)]
+    return [form(None if known is None else known.value) for form, known in found]

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from headway.core.machine.sampler import Sampler
 from headway.core.machine.system import Machine
 
 RAPL = Path("/sys/class/powercap")
+#: No driver says anew how busy a GPU is more often (NVML: every 1/6 s to 1 s).
+_UTILIZATION_SECONDS = 0.1
 
 
-class Counter(Protocol):
-    """Counts joules."""
+class Counter:
+    """Counts joules.
 
-    source: str
+    Args:
+        source: What counts them.
+        read: Returns the state of each counter of the hardware.
+        limits: Where each of these begins anew.
+        per_joule: Their units in a joule.
+    """
+
+    def __init__(self, source: str, read: Callable[[], list[int]], limits: Sequence[float], per_joule: float) -> None:
+        self.source = source
+        self._read = read
+        self._limits = limits
+        self._per_joule = per_joule
+        self._last = read()
 
     def joules(self) -> float:
         """Return the joules since the last call."""
-        ...
+        now = self._read()
+        total = 0.0
+        for limit, before, after in zip(self._limits, self._last, now, strict=True):
+            total += after - before if after >= before else after - before + limit
+        self._last = now
+        return total / self._per_joule
 
 
 def open_counter(
@@ -38,23 +57,11 @@ def open_counter(
     return _processors(machine or Machine()) if counts_processors else None
 
 
-@dataclass
-class _Gpu:
-    nvml: Any
-    handle: Any
-    last: float
-    source: str = "the driver of the GPUs (NVML)"
-
-    def joules(self) -> float:
-        before = self.last
-        self.last = self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
-        return self.last - before
-
-
 def _gpu(index: int) -> Counter | None:
     try:
         nvml, handle = _find_gpu(index)
-        return _Gpu(nvml, handle, nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+        read = nvml.nvmlDeviceGetTotalEnergyConsumption
+        return Counter("the driver of the GPUs (NVML)", lambda: [read(handle)], [inf], 1e3)
     except Exception:  # not installed, not NVIDIA's, too old or not allowed: unknown
         return None
 
@@ -68,40 +75,9 @@ def _find_gpu(index: int) -> tuple[Any, Any]:
     return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
 
 
-@dataclass
-class GpuUtilization:
-    """Samples how busy a GPU is, on a thread, from `start` to `stop`."""
-
-    read: Callable[[], float]
-    """Returns the share of the driver's last sample period in which a kernel ran."""
-    samples: list[float] = field(default_factory=list)
-    every_seconds: float = 0.1
-    """No driver says it anew more often (NVML: every 1/6 s to 1 s)."""
-    _stops: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start sampling."""
-        self._thread = threading.Thread(target=self._run, name="headway-gpu-utilization", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> list[float] | None:
-        """Stop, and return the samples; None if the driver does not say."""
-        self._stops.set()
-        if self._thread is not None:
-            self._thread.join()
-        return self.samples or None
-
-    def _run(self) -> None:
-        while not self._stops.wait(self.every_seconds):
-            try:
-                self.samples.append(self.read())
-            except Exception:  # as of a part of a GPU (MIG)
-                return
-
-
-def open_gpu_utilization(device_type: str, index: int) -> GpuUtilization | None:
-    """Return what samples the use of a worker's GPU; None on the CPU, or if its driver cannot be asked.
+def open_gpu_utilization(device_type: str, index: int) -> Sampler[float] | None:
+    """Return what samples the share of time in which a kernel ran on a worker's GPU; None on the CPU, or if its driver
+    cannot be asked.
 
     Args:
         device_type: "cuda" or "cpu".
@@ -113,24 +89,9 @@ def open_gpu_utilization(device_type: str, index: int) -> GpuUtilization | None:
         nvml, handle = _find_gpu(index)
     except Exception:  # as in `_gpu`
         return None
-    return GpuUtilization(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-
-
-@dataclass
-class _Processors:
-    machine: Machine
-    zones: list[tuple[str, int]]
-    """Name of each package's zone, and the micro-joules at which its counter wraps around."""
-    last: list[int]
-    source: str = "the processors (RAPL), with everything that ran on them"
-
-    def joules(self) -> float:
-        now = _read(self.machine, self.zones)
-        total = 0
-        for (_, most), before, after in zip(self.zones, self.last, now, strict=True):
-            total += after - before if after >= before else after - before + most
-        self.last = now
-        return total / 1e6
+    return Sampler(
+        lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, _UTILIZATION_SECONDS, "headway-gpu-utilization"
+    )
 
 
 def _processors(machine: Machine) -> Counter | None:
@@ -138,12 +99,9 @@ def _processors(machine: Machine) -> Counter | None:
     # counts the whole board, packages included.
     whole = [name for name in machine.names(RAPL) if name.startswith("intel-rapl:") and name.count(":") == 1]
     names = [name for name in whole if (machine.text(RAPL / name / "name") or "").startswith("package")]
-    limits = [machine.number(RAPL / name / "max_energy_range_uj") for name in names]
-    zones = [(name, most) for name, most in zip(names, limits, strict=True) if most is not None]
-    if not zones or any(machine.number(RAPL / name / "energy_uj") is None for name, _ in zones):
+    limits = {RAPL / name: machine.number(RAPL / name / "max_energy_range_uj") for name in names}
+    zones = {zone: most for zone, most in limits.items() if most is not None}
+    if not zones or any(machine.number(zone / "energy_uj") is None for zone in zones):
         return None
-    return _Processors(machine, zones, _read(machine, zones))
-
-
-def _read(machine: Machine, zones: list[tuple[str, int]]) -> list[int]:
-    return [machine.number(RAPL / name / "energy_uj") or 0 for name, _ in zones]
+    source = "the processors (RAPL), with everything that ran on them"
+    return Counter(source, lambda: [machine.number(zone / "energy_uj") or 0 for zone in zones], [*zones.values()], 1e6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from headway.config.strategies import DEEPSPEED, FOR_COPIES
 from headway.core.format import counted, format_count
@@ -12,7 +12,6 @@ from headway.lab.bench.analysis import (
     COMMUNICATION,
     LOSS,
     SPEED,
-    Setting,
     base_of,
     by_setting,
     common_parts,
@@ -53,8 +52,8 @@ def findings(results: Sequence[CellResult]) -> list[str]:
     """Return sentences, the most important first; those that begin with a dash belong to the one before."""
     return [
         *_failures(results),
-        *_odd_endings(results),
-        *_doubtful(results),
+        *(f"Warning: {label(r, results)} was {one_line('; '.join(r.odd_endings))}." for r in results if r.odd_endings),
+        *(f"Warning: {label(r, results)} is compared with nothing: {r.doubt}." for r in results if r.doubt is not None),
         *_once(results),
         *_busy(results),
         *largest_models(results),
@@ -74,13 +73,9 @@ def _settings(results: Sequence[CellResult]) -> Iterator[str]:
     if told and (common := common_parts(groups)):
         yield f"What follows is of {', '.join(common)}."
     for setting, texts in told.items():
-        yield f"{_heading(setting, groups)}:"
+        words = differing_in_words(setting, groups)
+        yield f"{words[:1].upper()}{words[1:]}:"
         yield from (f"- {text}" for text in texts)
-
-
-def _heading(setting: Setting, settings: Iterable[Setting]) -> str:
-    words = differing_in_words(setting, settings)
-    return f"{words[:1].upper()}{words[1:]}"
 
 
 def _of_setting(group: Sequence[CellResult]) -> Iterator[str]:
@@ -138,7 +133,11 @@ def _strategies(same: Sequence[CellResult], where: str) -> Iterator[str]:
         for result in same:
             if result is not base and is_known(result, base):
                 yield f"{sentence(result, base, _doubt(same))} on {where}."
-    yield from _aliases(same, where)
+    for alias, ratio in _aliases(same):
+        yield (
+            f"{alias} and {ALIASES[alias]} are two names of one strategy; measured on {where} their speeds differ by a"
+            f" factor of {max(ratio, 1 / ratio):.2f}: differences no larger than that are not told."
+        )
     yield from _losses(same, where)
 
 
@@ -171,24 +170,17 @@ def _speed(result: CellResult) -> float:
 def _doubt(same: Sequence[CellResult]) -> float:
     """Return the difference in speed of two names of one strategy, as the logarithm of a ratio; 0 without such a
     pair."""
-    by_name = {r.cell.strategy: r for r in same}
-    pairs = [(by_name[a], by_name[b]) for a, b in ALIASES.items() if a in by_name and b in by_name]
-    found = [compare(first, second, SPEED) for first, second in pairs]
-    return max((abs(math.log(d.ratio)) for d in found if d is not None), default=0.0)
+    return max((abs(math.log(ratio)) for _, ratio in _aliases(same)), default=0.0)
 
 
-def _aliases(same: Sequence[CellResult], where: str) -> Iterator[str]:
-    """Report how much two names of one strategy differ, which shows how far to trust the figures."""
+def _aliases(same: Sequence[CellResult]) -> Iterator[tuple[str, float]]:
+    """Yield second names of strategies with the ratio of speeds to the first name's: how far to trust the figures."""
     by_name = {r.cell.strategy: r for r in same}
     for alias, name in ALIASES.items():
         if alias in by_name and name in by_name:
             found = compare(by_name[alias], by_name[name], SPEED)
             if found is not None:
-                apart = max(found.ratio, 1 / found.ratio)
-                yield (
-                    f"{alias} and {name} are two names of one strategy; measured on {where} their speeds differ by a"
-                    f" factor of {apart:.2f}: differences no larger than that are not told."
-                )
+                yield alias, found.ratio
 
 
 def _losses(same: Sequence[CellResult], where: str) -> Iterator[str]:
@@ -275,15 +267,3 @@ def _failures(results: Sequence[CellResult]) -> Iterator[str]:
         were = "was" if len(left_out) == 1 else "were"
         yield f"{counted(len(left_out), 'cell')} {were} left out by the suite:"
         yield from (f"- {label(r, results)}: {failure_in_words(r)}" for r in left_out)
-
-
-def _odd_endings(results: Sequence[CellResult]) -> Iterator[str]:
-    for result in results:
-        if result.odd_endings:
-            yield f"Warning: {label(result, results)} was {one_line('; '.join(result.odd_endings))}."
-
-
-def _doubtful(results: Sequence[CellResult]) -> Iterator[str]:
-    for result in results:
-        if result.doubt is not None:
-            yield f"Warning: {label(result, results)} is compared with nothing: {result.doubt}."

@@ -73,13 +73,12 @@ def table(results: Sequence[CellResult]) -> list[list[str]]:
     """Return a line per strategy and number of workers."""
     found = fits(results)
     settings = list(dict.fromkeys(fit.setting for fit in found))
-    return [[_named(fit, settings), str(fit.workers), fit.largest or "none", _failure(fit.failed)] for fit in found]
-
-
-def _named(fit: Fit, settings: Sequence[Setting]) -> str:
-    which = differing_in_words(fit.setting, settings)
-    return f"{fit.strategy} ({which})" if which else fit.strategy
-
-
-def _failure(failed: CellResult | None) -> str:
-    return f"{failed.cell.model}: {status_in_words(failed.status)}" if failed else "none: it was the largest asked"
+    rows = []
+    for fit in found:
+        which = differing_in_words(fit.setting, settings)
+        name = f"{fit.strategy} ({which})" if which else fit.strategy
+        failure = "none: it was the largest asked"
+        if fit.failed is not None:
+            failure = f"{fit.failed.cell.model}: {status_in_words(fit.failed.status)}"
+        rows.append([name, str(fit.workers), fit.largest or "none", failure])
+    return rows

@@ -15,7 +15,7 @@ from headway.core.console import print_lines
 from headway.core.coordination.launch_variables import LEAD
 from headway.core.coordination.launched import MachinePart
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.lab.bench.blocks import block
 from headway.lab.bench.launchers import lead_file
@@ -79,8 +79,7 @@ def _part(cell: Cell, lead: Path) -> MachinePart:
     number, host, port = find_number_and_lead(cell.machines, os.environ)
     found = _resolve(host, port)
     if number == 1:
-        with atomic_write(lead, "w") as file:
-            file.write(found)
+        write_text(lead, found)
     if number == 0 and ipaddress.ip_address(found).is_loopback and host not in ("localhost", found):
         # Its own name stands for loopback here (127.0.1.1 in Debian's /etc/hosts), where the others do not reach it.
         if not wait_until(lead.exists, VISIBILITY_TIMEOUT, 0.2):

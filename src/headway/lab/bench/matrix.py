@@ -168,7 +168,9 @@ def cell_config(suite: Suite, cell: Cell) -> Config:
     if cell.model == OWN:
         del values["model.preset"]
     written = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-    config = override(Config(), [*written, *_overrides(suite)])
+    # The benchmark is about speed, so bits are promised only if the suite's own keys say so.
+    own = ["determinism=off", *(f"{key}={json.dumps(value)}" for key, value in flattened(suite.config))]
+    config = override(Config(), [*written, *own])
     # After the checks that do not depend on the strategy, so that all cells then have one reason.
     package = find_strategy(cell.strategy).needs
     if package is not None and find_spec(package.module) is None:
@@ -199,9 +201,3 @@ def suite_config(suite: Suite) -> Config:
         parallel = found.parallel.model_copy(update={"workers": max(suite.workers)})
         return found.model_copy(update={"parallel": parallel})
     raise problems[0]
-
-
-def _overrides(suite: Suite) -> list[str]:
-    """Return the suite's own keys of the config. The benchmark is about speed, so bits are promised only if it says
-    so."""
-    return ["determinism=off", *(f"{key}={json.dumps(value)}" for key, value in flattened(suite.config))]

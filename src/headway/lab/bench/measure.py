@@ -81,8 +81,8 @@ def _trained(spec: Spec, world: World) -> Measurement:
     train_loop(Job(assembled, NoWriter(), callbacks=[meter]))
     world.barrier()
     own = {
-        "resident": resident,
-        "memory": vars(meter.memory),
+        "resident_before": resident,
+        **meter.memory,
         "tensors": meter.tensor_peak_bytes,
         "communication": meter.communication,
         "joules": meter.joules,
@@ -158,12 +158,15 @@ def _measurement(
     peak = peak_flops(name, config.train.precision)
     achieved = flops * tokens_per_second if flops else None
     mfu = achieved / (peak * len(workers)) if achieved and peak else None
-    products = _sum([worker["products"] for worker in workers])
+    told = {name: [worker[name] for worker in workers] for name in workers[0]}
+    products = None if None in told["products"] else sum(told["products"])
     # On GPUs PyTorch counts memory itself.
-    memory = [worker["memory"]["allocated_peak"] or worker["tensors"] for worker in workers]
-    uses = [worker["gpu_utilization"] for worker in workers]
+    memory = [worker["allocated"] or worker["tensors"] for worker in workers]
+    known = [worker for worker in workers if None not in (worker["resident"], worker["resident_before"])]
+    growths = [max(0, worker["resident"] - worker["resident_before"]) for worker in known]
+    uses = told["gpu_utilization"]
     gpu_utilization = [share for use in uses for share in use] if all(uses) else []
-    copies = [worker["host_to_device"] for worker in workers if worker["host_to_device"] is not None]
+    copies = [rate for rate in told["host_to_device"] if rate is not None]
     return Measurement(
         device=name,
         device_type=device.type,
@@ -180,9 +183,9 @@ def _measurement(
         skipped_steps=meter.skipped_steps,
         peak_memory_bytes=_most(memory),
         peak_memory_bytes_by_worker=memory,
-        peak_reserved_bytes=_most([worker["memory"]["reserved_peak"] for worker in workers]),
-        peak_resident_bytes=_most([worker["memory"]["resident_peak"] for worker in workers]),
-        resident_growth_bytes=_most([_growth(worker) for worker in workers]),
+        peak_reserved_bytes=_most(told["reserved"]),
+        peak_resident_bytes=_most(told["resident"]),
+        resident_growth_bytes=_most(growths),
         host_to_device_gb_per_second=statistics.fmean(copies) if copies else None,
         flops_per_token=flops,
         model_flops_per_second=achieved,
@@ -190,28 +193,15 @@ def _measurement(
         hfu=_hfu(config, task, flops, mfu),
         measured_product_flops_per_second=products,
         share_of_measured_products=achieved / products if achieved and products else None,
-        communication=_communication(spec, [worker["communication"] for worker in workers]),
-        energy=_energy(meter, [worker["joules"] for worker in workers]),
+        communication=_communication(spec, told["communication"]),
+        energy=_energy(meter, told["joules"]),
         gpu_utilization_mean=statistics.fmean(gpu_utilization) if gpu_utilization else None,
         gpu_utilization_p95=quantile(gpu_utilization, 0.95) if gpu_utilization else None,
     )
 
 
-def _growth(worker: dict[str, Any]) -> int | None:
-    """Return the growth of resident memory since before the model was built."""
-    before = worker["resident"]
-    resident = worker["memory"]["resident_peak"]
-    return None if before is None or resident is None else max(0, resident - before)
-
-
 def _most(values: Sequence[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum; None if a value is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
 
 
 def _hfu(config: Config, task: Task, flops: float | None, mfu: float | None) -> float | None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from headway.core.statistics import covered
 from headway.lab.bench.energy import open_counter, open_gpu_utilization
 from headway.parallel.world import synchronize
 from headway.telemetry.metrics import WITHOUT_TARGET
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 #: As an event of the profiler says it.
 _CUDA = torch._C._autograd.DeviceType.CUDA
@@ -35,7 +33,6 @@ _PRODUCT_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 #: The profiler sees what the training thread frees. gloo's threads hold tensors a little longer than a collective
 #: takes, and their last frees would be missed, so that this memory would count forever.
 _PATIENCE_SECONDS = 0.02
-Stretches = list[tuple[float, float]]
 
 
 @dataclass
@@ -101,10 +98,8 @@ class Meter(Callback):
                 self.energy_source = self._counter.source
             if self._gpu_utilization is not None:
                 self.gpu_utilization = self._gpu_utilization.stop()
-            self.memory = Memory.now(device)
+            self.memory = memory_peaks(device)
             if self.profiled_steps and job.world.size > 1:
-                from torch.profiler import ProfilerActivity, profile
-
                 kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
                 self._profiler = profile(activities=kinds)
                 self._profiler.start()
@@ -140,18 +135,25 @@ def communication_shares(events: Any, device_type: str) -> tuple[float, float] |
     Returns:
         None if there was no collective.
     """
-    stretches: dict[_Kind, Stretches] = {"sent": [], "computed": [], "waited": []}
+    stretches: dict[_Kind, list[tuple[float, float]]] = {"sent": [], "computed": [], "waited": []}
     kind_of = _kind_on_gpu if device_type == "cuda" else _kind_on_cpu
     for event in events:
-        if (kind := kind_of(event)) is not None:
-            stretches[kind].append((event.time_range.start, event.time_range.end))
-    sent, computed, waited = (union(kind) for kind in stretches.values())
+        start = event.time_range.start
+        end = event.time_range.end
+        if end > start and (kind := kind_of(event)) is not None:
+            stretches[kind].append((start, end))
+    sent, computed, waited = stretches.values()
     if not sent:
         return None
-    every = union([*sent, *computed, *waited])
-    whole = every[-1][1] - every[0][0]
-    both = length(intersection(sent, without(computed, waited)))
-    return (length(sent) - both) / whole, both / whole
+    every = [*sent, *computed, *waited]
+    first = min(start for start, _ in every)
+    last = max(end for _, end in every)
+    total = covered(sent, first, last)
+    # Nothing hides what runs while nothing is computed, and while what is computed only waits.
+    exposed = covered(every, first, last) - covered([*computed, *waited], first, last)
+    exposed += total + covered(waited, first, last) - covered([*sent, *waited], first, last)
+    whole = last - first
+    return exposed / whole, (total - exposed) / whole
 
 
 def _kind_on_gpu(event: Any) -> _Kind | None:
@@ -173,23 +175,13 @@ def _kind_on_cpu(event: Any) -> _Kind | None:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Memory of this process, in bytes; None if unknown."""
-
-    allocated_peak: int | None
-    reserved_peak: int | None
-    resident_peak: int | None
-
-    @classmethod
-    def now(cls, device: torch.device) -> Memory:
-        """Return the peaks so far."""
-        cuda = device.type == "cuda"
-        return cls(
-            torch.cuda.max_memory_allocated(device) if cuda else None,
-            torch.cuda.max_memory_reserved(device) if cuda else None,
-            _status_bytes("VmHWM"),
-        )
+def memory_peaks(device: torch.device) -> dict[str, int | None]:
+    """Return the peaks of this process so far, in bytes: allocated and reserved on a GPU, resident; None if unknown."""
+    peaks: dict[str, int | None] = {"allocated": None, "reserved": None, "resident": _status_bytes("VmHWM")}
+    if device.type == "cuda":
+        peaks["allocated"] = torch.cuda.max_memory_allocated(device)
+        peaks["reserved"] = torch.cuda.max_memory_reserved(device)
+    return peaks
 
 
 def begin_memory() -> int | None:
@@ -274,11 +266,7 @@ class Allocations:
 
 def highest(changes: list[int]) -> int:
     """Return the largest partial sum, at least 0."""
-    total = peak = 0
-    for change in changes:
-        total += change
-        peak = max(peak, total)
-    return peak
+    return max(accumulate(changes, initial=0))
 
 
 def live_bytes() -> int:
@@ -294,42 +282,3 @@ def live_bytes() -> int:
             except (RuntimeError, NotImplementedError):  # a wrapper, whose parts are tensors of their own
                 continue
     return sum(pieces.values())
-
-
-def union(stretches: Iterable[tuple[float, float]]) -> Stretches:
-    """Return the time within any of the intervals."""
-    joined: Stretches = []
-    for start, end in sorted(stretches):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        elif end > start:
-            joined.append((start, end))
-    return joined
-
-
-def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
-    """Return the time within both; each a union."""
-    common = Stretches()
-    i = 0
-    j = 0
-    while i < len(first) and j < len(second):
-        start = max(first[i][0], second[j][0])
-        end = min(first[i][1], second[j][1])
-        if end > start:
-            common.append((start, end))
-        if first[i][1] < second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
-
-
-def without(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Stretches:
-    """Return the time within the first and not in the second; each a union."""
-    edges = [-math.inf, *(edge for stretch in second for edge in stretch), math.inf]
-    return intersection(first, list(zip(edges[::2], edges[1::2], strict=True)))
-
-
-def length(stretches: Iterable[tuple[float, float]]) -> float:
-    """Return the total length of the intervals."""
-    return sum(end - start for start, end in stretches)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from headway.core.errors import DataError
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count
 from headway.lab.bench.analysis import (
-    COMMUNICATION,
-    GPU_UTILIZATION,
     MEMORY,
     METRICS,
     RESIDENT,
@@ -103,11 +100,9 @@ class Report:
         ]
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> Sequence[str]:
         """Notes on the table."""
-        return (
-            [*NOTES, f"Not known of any cell, and left out: {', '.join(self.unknown)}."] if self.unknown else [*NOTES]
-        )
+        return (*NOTES, f"Not known of any cell, and left out: {', '.join(self.unknown)}.") if self.unknown else NOTES
 
     @property
     def models(self) -> list[list[str]]:
@@ -176,8 +171,7 @@ def write_report(folder: Path, compare: Path | None = None) -> list[Path]:
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
-        with atomic_write(folder / name, "w") as file:
-            file.write(text)
+        write_text(folder / name, text)
 
 
 def _charts(report: Report) -> list[Named]:
@@ -204,10 +198,6 @@ def _row(result: CellResult, results: Sequence[CellResult], figures: Sequence[_F
     return [name, _status_text(result), *(text(result, results) for text in figures), _repeats(result)]
 
 
-def _of_ideal(result: CellResult, results: Sequence[CellResult]) -> str:
-    return "base" if base_of(result, results) is result else _share(efficiency(result, results))
-
-
 def _status_text(result: CellResult) -> str:
     """Return the status of a cell that has figures."""
     ok = "ok" if result.last_failure is None else f"ok in part; {failure_in_words(result, _SHORT)}"
@@ -218,12 +208,37 @@ def _repeats(result: CellResult) -> str:
     return f"{len(result.measured)} of {result.repeats_asked}"
 
 
-def _mean(result: CellResult, metric: Metric, text: Callable[[float], str]) -> str:
-    found = mean(result, metric)
-    if found is None:
-        return UNKNOWN
-    # A mean of zero width has no informative width.
-    return text(found.value) + (f" ± {_width(found.value, found.half_width, text)}" if found.half_width else "")
+#: A column of the table: the text of one cell, which may depend on the others.
+_Figure = Callable[[CellResult, Sequence[CellResult]], str]
+
+
+def _mean(metric: Metric, text: Callable[[float], str], *, spread: bool = True) -> _Figure:
+    """Return the column of a metric's mean, with half of its interval, as far as it is wanted and known."""
+
+    def shown(result: CellResult, _: Sequence[CellResult]) -> str:
+        found = mean(result, metric)
+        if found is None:
+            return UNKNOWN
+        # A mean of zero width has no informative width.
+        width = f" ± {_width(found.value, found.half_width, text)}" if spread and found.half_width else ""
+        return text(found.value) + width
+
+    return shown
+
+
+def _named(name: str, form: str) -> _Figure:
+    return _mean(next(metric for metric in METRICS if metric.name == name), form.format, spread=False)
+
+
+def _of_ideal(result: CellResult, results: Sequence[CellResult]) -> str:
+    if base_of(result, results) is result:
+        return "base"
+    share = efficiency(result, results)
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.0995 else f"{seconds * 1000:.2g} ms"
 
 
 def _width(value: float, half: float, text: Callable[[float], str]) -> str:
@@ -238,48 +253,28 @@ def _width(value: float, half: float, text: Callable[[float], str]) -> str:
     return f"{digits if float(digits.replace(',', '')) else f'{scaled:.1g}'}{shown[2]}"
 
 
-def _named(result: CellResult, name: str, form: str) -> str:
-    found = mean(result, next(metric for metric in METRICS if metric.name == name))
-    return UNKNOWN if found is None else form.format(found.value)
-
-
-def _mean_share(result: CellResult, metric: Metric) -> str:
-    found = mean(result, metric)
-    return UNKNOWN if found is None else _share(found.value)
-
-
 #: Columns that are shown even if they are unknown for all cells: whether GPUs are busy is asked first.
 _ALWAYS = ("GPU mean", "GPU p95")
-#: Columns of the table: the text of one cell, which may depend on the others.
-_Figure = Callable[[CellResult, Sequence[CellResult]], str]
 _FIGURES: tuple[tuple[str, _Figure], ...] = (
-    ("Tokens/s", lambda result, _: _mean(result, SPEED, format_count)),
-    ("Per worker", lambda result, _: _mean(result, METRICS[1], format_count)),
-    ("Step mean", lambda result, _: _mean(result, METRICS[2], _milliseconds)),
-    ("Step p50", lambda result, _: _mean(result, METRICS[3], _milliseconds)),
-    ("Step p95", lambda result, _: _mean(result, METRICS[4], _milliseconds)),
-    ("Peak memory", lambda result, _: _mean(result, MEMORY, format_bytes)),
-    ("Resident", lambda result, _: _mean(result, RESIDENT, format_bytes)),
+    ("Tokens/s", _mean(SPEED, format_count)),
+    ("Per worker", _mean(METRICS[1], format_count)),
+    ("Step mean", _mean(METRICS[2], _milliseconds)),
+    ("Step p50", _mean(METRICS[3], _milliseconds)),
+    ("Step p95", _mean(METRICS[4], _milliseconds)),
+    ("Peak memory", _mean(MEMORY, format_bytes)),
+    ("Resident", _mean(RESIDENT, format_bytes)),
     ("Of ideal", _of_ideal),
-    ("Communication", lambda result, _: _mean_share(result, COMMUNICATION[0])),
-    ("Exposed", lambda result, _: _mean_share(result, COMMUNICATION[1])),
-    ("GPU mean", lambda result, _: _mean_share(result, GPU_UTILIZATION[0])),
-    ("GPU p95", lambda result, _: _mean_share(result, GPU_UTILIZATION[1])),
-    ("Host to device", lambda result, _: _named(result, "host_to_device_gb_per_second", "{:.1f} GB/s")),
-    ("Loss", lambda result, _: _named(result, "mean_loss", "{:.4f}")),
-    ("MFU", lambda result, _: _named(result, "mfu", "{:.1%}")),
-    ("HFU", lambda result, _: _named(result, "hfu", "{:.1%}")),
-    ("Of products", lambda result, _: _named(result, "share_of_measured_products", "{:.1%}")),
-    ("Energy", lambda result, _: _named(result, "energy_joules_per_token", "{:.3g} J/token")),
+    ("Communication", _named("communication_total_share", "{:.0%}")),
+    ("Exposed", _named("communication_exposed_share", "{:.0%}")),
+    ("GPU mean", _named("gpu_utilization_mean", "{:.0%}")),
+    ("GPU p95", _named("gpu_utilization_p95", "{:.0%}")),
+    ("Host to device", _named("host_to_device_gb_per_second", "{:.1f} GB/s")),
+    ("Loss", _named("mean_loss", "{:.4f}")),
+    ("MFU", _named("mfu", "{:.1%}")),
+    ("HFU", _named("hfu", "{:.1%}")),
+    ("Of products", _named("share_of_measured_products", "{:.1%}")),
+    ("Energy", _named("energy_joules_per_token", "{:.3g} J/token")),
 )
-
-
-def _share(share: float | None) -> str:
-    return UNKNOWN if share is None else f"{share:.0%}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.0995 else f"{seconds * 1000:.2g} ms"
 
 
 # The files ------------------------------------------------------------------------------------------------------------
@@ -327,18 +322,12 @@ def render_html(report: Report, charts: Sequence[Named]) -> str:
             )
             if report.before is not None
             else "",
-            "\n".join(html.section(named.title, html.figure(_untitled(named))) for named in charts),
+            "\n".join(html.section(named.title, html.figure(replace(named.chart, title=""))) for named in charts),
             html.section("Cells", html.table(*cells, range(2, len(cells[0]))), html.paragraphs(report.notes)),
             html.section("Last log lines of failed cells", *(_log(result) for result in failed)),
             html.section("Measured on", html.facts(_environment(report.results))),
         ],
     )
-
-
-def _untitled(named: Named) -> Any:
-    from dataclasses import replace
-
-    return replace(named.chart, title="")
 
 
 def _log(result: CellResult) -> str:

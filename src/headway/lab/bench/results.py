@@ -345,17 +345,15 @@ def _together(first: CellResult, second: CellResult) -> CellResult:
         before = by_number.get(repeat.number)
         # A worker's own report comes before that of its launcher, which knows less. Among reports of equal rank, the
         # worker that met the error reports first.
-        if before is None or repeat.started > before.started or _is_fuller(repeat, before):
+        if before is None or _order(repeat) > _order(before):
             by_number[repeat.number] = repeat
     newest = max(first, second, key=lambda result: result.started)
     return newest.model_copy(update={"repeats": [by_number[number] for number in sorted(by_number)]})
 
 
-def _is_fuller(repeat: Repeat, before: Repeat) -> bool:
-    return repeat.started == before.started and (repeat.wall_seconds is not None, authority(repeat)) > (
-        before.wall_seconds is not None,
-        authority(before),
-    )
+def _order(repeat: Repeat) -> tuple[float, bool, int]:
+    """Rank reports on a repeat: newer ones, and among equal ones those that say most."""
+    return repeat.started, repeat.wall_seconds is not None, authority(repeat)
 
 
 def schema() -> dict[str, Any]:

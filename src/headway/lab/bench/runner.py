@@ -8,7 +8,8 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import filterfalse
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,6 +44,7 @@ from headway.lab.bench.results import (
 from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import Cell, Suite
 from headway.run.supervisor.commands import check_not_a_worker
+from headway.run.supervisor.watchdog import in_words
 
 _LOOK_SECONDS = 0.5
 _TAIL_LINES = 20
@@ -60,6 +62,10 @@ class MeasureOptions:
     failed_again: bool = False
     """Measure failed cells anew."""
 
+    def renews(self, repeat: Repeat) -> bool:
+        """Return whether a repeat is to be measured anew."""
+        return self.again or (self.failed_again and repeat.status != "ok")
+
 
 @dataclass
 class Matrix:
@@ -70,9 +76,9 @@ class Matrix:
     launcher: str
     environment: dict[str, Any]
     cells: list[PlannedCell]
-    results: dict[str, CellResult]
+    results: dict[str, CellResult] = field(default_factory=dict)
     """Results by key."""
-    discarded: tuple[CellResult, ...] = ()
+    discarded: list[CellResult] = field(default_factory=list)
     """Existing repeats that are to be measured anew."""
     machines: SuiteMachines | None = None
     """The machines that measure with this one."""
@@ -123,25 +129,16 @@ def open_matrix(
         raise ConfigError(f"part {number} of {count} has no cell", where="--part", fix="take fewer parts")
     for text in unused_patterns(suite):
         notice(text)
+    matrix = Matrix(suite, folder, launcher, environment, cells, machines=machines)
     keys = {planned.key for planned in cells}
-    found = merge_results([*read_results(folder), *read_results(folder, EARLIER)])
-    halves = [_split(result, measure_options) for result in found if result.key in keys]
-    kept = {result.key: result for result, _ in halves if result is not None}
-    discarded = tuple(result for _, result in halves if result is not None)
-    return Matrix(suite, folder, launcher, environment, cells, kept, discarded, machines)
-
-
-def _split(result: CellResult, measure_options: MeasureOptions) -> tuple[CellResult | None, CellResult | None]:
-    """Split a result into the repeats that stay, and those to be measured anew; None for an empty part."""
-
-    def part(*, stays: bool) -> CellResult | None:
-        def is_in(repeat: Repeat) -> bool:
-            return stays is not (measure_options.again or (measure_options.failed_again and repeat.status != "ok"))
-
-        repeats = list(filter(is_in, result.repeats))
-        return result.model_copy(update={"repeats": repeats}) if repeats else None
-
-    return part(stays=True), part(stays=False)
+    for result in merge_results([*read_results(folder), *read_results(folder, EARLIER)]):
+        if result.key not in keys:
+            continue
+        if stays := list(filterfalse(measure_options.renews, result.repeats)):
+            matrix.results[result.key] = result.model_copy(update={"repeats": stays})
+        if anew := list(filter(measure_options.renews, result.repeats)):
+            matrix.discarded.append(result.model_copy(update={"repeats": anew}))
+    return matrix
 
 
 def to_do(matrix: Matrix) -> list[tuple[int, PlannedCell]]:
@@ -329,7 +326,7 @@ def _failure(begun: Repeat, code: int, log: str, told: Sequence[Repeat]) -> Repe
 
 
 def _code_in_words(code: int | None) -> str:
-    return "no exit code" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    return "no exit code" if code is None else in_words(code)
 
 
 def _tail(log: str) -> list[str]:

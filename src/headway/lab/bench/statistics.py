@@ -17,12 +17,6 @@ class Mean:
     value: float
     half_width: float | None
     """Half of the 95 % confidence interval; None for a single repeat."""
-    repeats: int
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval."""
-        return None if self.half_width is None else (self.value - self.half_width, self.value + self.half_width)
 
 
 @dataclass(frozen=True)
@@ -44,8 +38,8 @@ def mean_of(values: Sequence[float]) -> Mean | None:
     count = len(values)
     mean = statistics.fmean(values)
     if count == 1:
-        return Mean(mean, None, 1)
-    return Mean(mean, student_quantile(TAIL, count - 1) * statistics.stdev(values) / math.sqrt(count), count)
+        return Mean(mean, None)
+    return Mean(mean, student_quantile(TAIL, count - 1) * statistics.stdev(values) / math.sqrt(count))
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Difference | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,20 +13,15 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
-    ValidationError,
-    field_validator,
     model_validator,
 )
 
 from headway.config import SHAPES, Config
 from headway.config.base import Section, conflict
-from headway.config.checks.contradictions import combined
-from headway.config.loading.complaints import complaints
-from headway.config.loading.document import Entry, merged, parse
-from headway.config.loading.load import CONFIG_BYTES, parse_override, set_entry
+from headway.config.loading.document import Entry, merged
+from headway.config.loading.load import parse_override, read_document, set_entry, validate
 from headway.config.strategies import FOR_COPIES, STRATEGIES
 from headway.core.errors import ConfigError
-from headway.core.files.foreign import read_given_bytes
 
 #: Stands for a model, and for data, of a task of the user's own.
 OWN = "task"
@@ -47,37 +42,37 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-def _each_once(values: list[Any]) -> list[Any]:
-    """Check that no value appears twice: its cells would be measured twice, as one."""
-    return list(dict.fromkeys(values))
+def _known(names: Iterable[str], choices: Collection[str], kind: str) -> list[str]:
+    """Check that a kind of thing has all of these names."""
+    names = list(dict.fromkeys(names))
+    for name in names:
+        if name not in choices:
+            near = difflib.get_close_matches(name, choices, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(choices)}"
+            raise ValueError(f"there is no {kind} '{name}'; {hint}")
+    return names
 
 
-_AXIS = (BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_each_once))
-Names = Annotated[list[str], *_AXIS]
+#: Each value once: the cells of one that appears twice would be measured twice, as one.
+_AXIS = (BeforeValidator(_as_list), Field(min_length=1), AfterValidator(lambda values: list(dict.fromkeys(values))))
+_STRATEGIES = AfterValidator(lambda names: _known(names, STRATEGIES, "strategy"))
+_MODELS = AfterValidator(lambda names: _known(map(str.lower, names), [*SHAPES, OWN], "model"))
 Numbers = Annotated[list[PositiveInt], *_AXIS]
+Strategy = Annotated[str, AfterValidator(lambda name: _known([name], STRATEGIES, "strategy")[0])]
+Model = Annotated[str, AfterValidator(lambda name: _known([name.lower()], SHAPES, "model")[0])]
 
 
 class CellPattern(Section):
     """A pattern of cells: it matches those that have every given value."""
 
-    strategy: str | None = None
+    strategy: Strategy | None = None
     workers: PositiveInt | None = None
     machines: PositiveInt | None = None
-    model: str | None = None
+    model: Model | None = None
     precision: Precision | None = None
     micro_batch: PositiveInt | None = None
     sequence_length: PositiveInt | None = None
     scaling: Scaling | None = None
-
-    @field_validator("strategy")
-    @classmethod
-    def _known_strategy(cls, name: str | None) -> str | None:
-        return None if name is None else _known([name], list(STRATEGIES), "strategy")[0]
-
-    @field_validator("model")
-    @classmethod
-    def _known_model(cls, name: str | None) -> str | None:
-        return None if name is None else _known([name.lower()], list(SHAPES), "model")[0]
 
     def fits(self, cell: Cell) -> bool:
         """Return whether the pattern matches a cell."""
@@ -128,13 +123,13 @@ class Suite(Section):
     """Names the folder of results, when no other is given."""
     description: str = ""
     """One line on what is asked."""
-    strategy: Names = [FOR_COPIES]
+    strategy: Annotated[list[str], *_AXIS, _STRATEGIES] = [FOR_COPIES]
     """Axis: values of `parallel.strategy`."""
     workers: Numbers = [1]
     """Axis: numbers of worker processes, on each machine."""
     machines: Numbers = [1]
     """Axis: numbers of machines, each with as many workers."""
-    model: Names = ["117m"]
+    model: Annotated[list[str], *_AXIS, _MODELS] = ["117m"]
     """Axis: named shapes (`headway models`)."""
     precision: Annotated[list[Precision], *_AXIS] = ["fp32"]
     """Axis: values of `train.precision`."""
@@ -173,16 +168,6 @@ class Suite(Section):
     faults: list[FaultOrder] = []
     """Faults on purpose."""
 
-    @field_validator("strategy")
-    @classmethod
-    def _known_strategies(cls, names: list[str]) -> list[str]:
-        return _known(names, list(STRATEGIES), "strategy")
-
-    @field_validator("model")
-    @classmethod
-    def _known_models(cls, names: list[str]) -> list[str]:
-        return _known([name.lower() for name in names], [*SHAPES, OWN], "model")
-
     @model_validator(mode="before")
     @classmethod
     def _own_task(cls, values: Any) -> Any:
@@ -193,15 +178,6 @@ class Suite(Section):
         for key in (key for key, value in own.items() if values.get(key, value) != value):
             raise conflict(f"{key} is for language models, and the config has a task of its own", key)
         return {**values, **own}
-
-
-def _known(names: Sequence[str], choices: Sequence[str], kind: str) -> list[str]:
-    for name in names:
-        if name not in choices:
-            near = difflib.get_close_matches(name, choices, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(choices)}"
-            raise ValueError(f"there is no {kind} '{name}'; {hint}")
-    return list(dict.fromkeys(names))
 
 
 def built_in_suites() -> list[str]:
@@ -226,20 +202,16 @@ def load_suite(name: str, overrides: Sequence[str] = (), *, accelerator: bool = 
     for variant in variants:
         for text in overrides:
             key, value = parse_override(text)
-            set_entry(variant, _routed(key), value)
+            first, dot, _ = key.partition(".")
+            is_of_config = dot and first in Config.model_fields and first != "config"
+            set_entry(variant, f"config.{key}" if is_of_config else key, value)
     # Check the part for the other kind of machine, too, or its errors would show only there.
-    on_cpu_suite = _validated(variants[0])
-    suite = _validated(variants[-1])
+    on_cpu_suite = validate(variants[0], Suite)
+    suite = validate(variants[-1], Suite)
     if accelerator or on_cpu is None:
         return suite
     said = [suite.description, ON_CPU] if suite.description else [ON_CPU]
     return on_cpu_suite.model_copy(update={"description": "; ".join(said)})
-
-
-def _routed(key: str) -> str:
-    """Put a dotted key of the config under the suite's key `config`."""
-    first = key.split(".")[0]
-    return f"config.{key}" if "." in key and first in Config.model_fields and first != "config" else key
 
 
 def _find(name: str) -> Path:
@@ -259,25 +231,13 @@ def _find(name: str) -> Path:
 
 
 def _read(path: Path, name: str) -> Entry:
-    try:
-        text = read_given_bytes(path, CONFIG_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigError(f"cannot read the suite: {reason}", where=str(path), fix="check the file") from None
-    tree = parse(text, name)
+    tree = read_document(path, "suite", name)
     if not isinstance(tree.value, dict):
         raise ConfigError(
             "a suite is a mapping of keys to values", where=name, fix=f"begin with `strategy: [{FOR_COPIES}]`"
         )
     tree.value.setdefault("name", Entry(path.stem, name))
     return tree
-
-
-def _validated(tree: Entry) -> Suite:
-    try:
-        return Suite.model_validate(tree.plain())
-    except ValidationError as error:
-        raise combined(complaints(tree, error, Suite), tree.place_of, None) from None
 
 
 def flattened(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -97,15 +97,12 @@ def plan_campaign(shape: Shape, seed: int) -> Iterator[Trial]:
     """Yield trials without end, the same ones for the same arguments."""
     random = Random(seed)
     for number in itertools.count(1):
-        yield _trial(number, shape, random)
-
-
-def _trial(number: int, shape: Shape, random: Random) -> Trial:
-    legs: list[Leg] = []
-    for place in range(len(shape.stages)):
-        legs += _legs_of_stage(place, shape, random, legs[-1].workers if legs else None)
-    # Only in every other trial: with snapshots in memory a run rarely resumes from an older checkpoint.
-    return Trial(number, tuple(legs), None if number % 2 else max(1, shape.save_every // 2))
+        legs: list[Leg] = []
+        for place in range(len(shape.stages)):
+            legs += _legs_of_stage(place, shape, random, legs[-1].workers if legs else None)
+        # Only in every other trial: with snapshots in memory a run rarely resumes from an older checkpoint.
+        memory_every = None if number % 2 else max(1, shape.save_every // 2)
+        yield Trial(number, tuple(legs), memory_every)
 
 
 def _legs_of_stage(place: int, shape: Shape, random: Random, before: int | None) -> list[Leg]:

@@ -24,8 +24,7 @@ _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath"
 
 def one_stage(config: Config, worker_counts: Sequence[int]) -> list[Stage]:
     """Return the single stage of a run without changes."""
-    assert config.train.steps is not None, "the config is resolved"
-    return [Stage(0, config.train.steps, micro_batches(config, worker_counts))]
+    return [Stage(0, config.train.resolved_steps, micro_batches(config, worker_counts))]
 
 
 def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) -> list[Stage]:
@@ -41,7 +40,7 @@ def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) 
     """
     train = config.train
     data = config.data
-    assert train.steps is not None, "the config is resolved"
+    steps = train.resolved_steps
     if data.remote is not None or data.packing != "concat" or train.batch_ramp or data.mixture.stages:
         raise ConfigError(
             "a campaign with changes needs a store on this machine and data.packing=concat, and supports neither a ramp"
@@ -55,9 +54,9 @@ def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) 
             where="train.sequence_length",
             fix=f"train.sequence_length={train.sequence_length + 1}",
         )
-    if train.steps < 4 * FEWEST_STEPS:
+    if steps < 4 * FEWEST_STEPS:
         raise ConfigError(
-            f"{train.steps} steps are too few for four stages that are killed in every phase",
+            f"{steps} steps are too few for four stages that are killed in every phase",
             where="train.steps",
             fix=f"train.steps={4 * FEWEST_STEPS} at least; 80 is a good number",
         )
@@ -71,7 +70,7 @@ def changing_stages(config: Config, folder: Path, worker_counts: Sequence[int]) 
     stages: list[Stage] = []
     so_far: tuple[str, ...] = ()
     for number, change in enumerate(changes):
-        first, last = (train.steps * place // len(changes) for place in (number, number + 1))
+        first, last = (steps * place // len(changes) for place in (number, number + 1))
         so_far = (*so_far, *change)
         wanted = override(config, so_far)
         stages.append(Stage(first, last, micro_batches(wanted, worker_counts), (*so_far, f"train.steps={last}")))
@@ -85,7 +84,11 @@ def micro_batches(config: Config, worker_counts: Sequence[int]) -> dict[int, int
 
 
 def _stores(config: Config, folder: Path) -> tuple[Path, Path, str]:
-    """Create a copy of the config's store, a copy with more data, and the latter's sources."""
+    """Create a copy of the config's store, a copy with more data, and the latter's sources.
+
+    Raises:
+        DataError: the second one cannot be prepared.
+    """
     before = folder / "data"
     grown = folder / "data-grown"
     text = folder / f"{_JOINS}.jsonl"
@@ -98,18 +101,9 @@ def _stores(config: Config, folder: Path) -> tuple[Path, Path, str]:
     more = SourceConfig(path=str(text), name=_JOINS, weight=min(weights) if weights else None)
     sources = [*config.data.sources, more]
     more_data = config.data.model_copy(update={"sources": sources, "store": grown})
-    _prepare(config.model_copy(update={"data": more_data}), folder)
-    return before, grown, json.dumps([source.model_dump(mode="json", exclude_defaults=True) for source in sources])
-
-
-def _prepare(config: Config, folder: Path) -> None:
-    """Prepare the store of a config.
-
-    Raises:
-        DataError: it failed.
-    """
     file = folder / "data-grown.yaml"
-    file.write_text(dump_config(config), encoding="utf-8")
+    file.write_text(dump_config(config.model_copy(update={"data": more_data})), encoding="utf-8")
     done = subprocess.run(module_command("headway", "data", "prepare", str(file)), capture_output=True, text=True)
     if done.returncode:
         raise DataError(f"more data cannot be prepared: {done.stderr.strip()}", where=str(file), fix="see above")
+    return before, grown, json.dumps([source.model_dump(mode="json", exclude_defaults=True) for source in sources])

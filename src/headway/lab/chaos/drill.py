@@ -29,9 +29,9 @@ from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.files.foreign import read_json_lines
 from headway.core.process.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.process.waiting import wait_until
+from headway.lab.chaos.trial import checkpoint_of, new_folder, recorded_steps
 from headway.run.directory.ledger_proof import prove
 from headway.run.supervisor.commands import check_not_a_worker, failed, place, running, stoppable, train_command
-from headway.telemetry.metrics import FILE_NAME
 from headway.telemetry.record import open_run
 
 #: Steps between saves for a run that saves by time.
@@ -126,14 +126,12 @@ def _lose_disk_and_newest(run: Path, tier: Objects, newest: int) -> None:
     folder.remove([name for name in folder.names() if not name.startswith(MANIFEST)])
 
 
-LOSSES = {
-    loss.name: loss
-    for loss in (
-        Loss("disk", "the run directory is lost; it continues from the remote tier", 1, _lose_disk),
-        Loss("remote", "all remote checkpoints are lost; it continues from the disk", 1, _lose_remote),
-        Loss("newest", "the run directory and the newest remote checkpoint are lost", 2, _lose_disk_and_newest),
-    )
-}
+_LOSSES = (
+    Loss("disk", "the run directory is lost; it continues from the remote tier", 1, _lose_disk),
+    Loss("remote", "all remote checkpoints are lost; it continues from the disk", 1, _lose_remote),
+    Loss("newest", "the run directory and the newest remote checkpoint are lost", 2, _lose_disk_and_newest),
+)
+LOSSES = {loss.name: loss for loss in _LOSSES}
 
 
 def drill(
@@ -175,9 +173,7 @@ def drill(
     newest = CheckpointStore(run / "checkpoints").newest()
     if newest is None:
         raise CheckpointError("there is no checkpoint", where=str(run), fix=f"headway checkpoints restore {run}")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError("the folder is not empty", where=str(folder.absolute()), fix="choose a new one: --output")
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder(folder, (run / "config.yaml").read_text(encoding="utf-8"))
     given = config.checkpoint.every
     by_steps = given.amount if not isinstance(given, str) and given.unit == "steps" else _EVERY
     copies = _Copies(_Original(run, config, newest.path, newest.step), folder, remote, every or by_steps)
@@ -227,7 +223,9 @@ class _Copies:
         if code or expected is None:
             raise failed("the undisturbed copy did not reach its last step", code, self._log(straight))
         url = str(self._remote["url"])
-        pace = self._step_seconds(straight)
+        newest = recorded_steps(straight)[-20:]
+        seconds = [one["speed/step_seconds"] for one in newest if "speed/step_seconds" in one]
+        pace = statistics.median(seconds) if seconds else None
         result = DrillResult(str(self._run), url, self._first, self._last, self._every, pace, expected)
         for loss in losses:
             notice(f"drill: {loss.what}")
@@ -250,7 +248,7 @@ class _Copies:
         loss.happen(run, self._open(f"{remote}/{run.name}/run-001"), self._uploaded)
         moment = time.time()
         code = self._train(run, remote)
-        new = [one for one in self._steps(run) if one["time"] > moment]
+        new = [one for one in recorded_steps(run) if one["time"] > moment]
         resumed = int(new[0]["step"]) - 1 if new else None
         rpo = None if resumed is None else lost_at - resumed
         state = self._state(run)
@@ -311,18 +309,14 @@ class _Copies:
             f"checkpoint.remote={tier}",
             *("track=[]", "telemetry.alert=null", "telemetry.report=false", "budget.usd=null"),
         ]
-        return train_command(self._config_file, *place(run.name, run.parent), *overrides, "--accept-changes")
-
-    @property
-    def _config_file(self) -> Path:
-        return self._folder / "config.yaml"
+        config = self._folder / "config.yaml"
+        return train_command(config, *place(run.name, run.parent), *overrides, "--accept-changes")
 
     def _copy(self, name: str) -> Path:
         """Copy the run with its newest checkpoint."""
         copy = self._folder / name / self._run.resolve().name
         shutil.copytree(self._run, copy, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_COPIED, "*.sqlite*", ".*"))
         shutil.copytree(self._checkpoint, copy / "checkpoints" / step_name(self._first))
-        shutil.copyfile(self._run / "config.yaml", self._config_file)
         return copy
 
     def _place(self, url: str | None) -> dict[str, Any]:
@@ -346,13 +340,5 @@ class _Copies:
 
     def _state(self, run: Path) -> str | None:
         """Return the state of a copy after its last step."""
-        found = CheckpointStore(run / "checkpoints").list()
-        return next((info.state_sha256 for info in found if info.step == self._last), None)
-
-    @staticmethod
-    def _steps(run: Path) -> list[dict[str, Any]]:
-        return [one for one in read_json_lines(run / FILE_NAME) if "train/loss" in one]
-
-    def _step_seconds(self, run: Path) -> float | None:
-        seconds = [one["speed/step_seconds"] for one in self._steps(run)[-20:] if "speed/step_seconds" in one]
-        return statistics.median(seconds) if seconds else None
+        found = checkpoint_of(run, self._last)
+        return None if found is None else found.state_sha256

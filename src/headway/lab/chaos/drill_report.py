@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.core.format import UNKNOWN, format_seconds
-from headway.lab.chaos.drill import DrillResult, Recovery
+from headway.lab.chaos.drill import DrillResult
 from headway.telemetry.html import facts, heading, page, paragraphs, section, table, tiles
 
 HEADERS = ("LOSS", "LOST AT STEP", "CONTINUED FROM", "RPO (STEPS)", "RTO", "CAUGHT UP", "STATE")
@@ -11,7 +11,15 @@ HEADERS = ("LOSS", "LOST AT STEP", "CONTINUED FROM", "RPO (STEPS)", "RTO", "CAUG
 
 def rows(result: DrillResult) -> list[list[str]]:
     """Return a row of the table for each loss."""
-    return [_row(one, result.expected) for one in result.recoveries]
+    found = []
+    for one in result.recoveries:
+        is_equal = one.state_sha256 == result.expected
+        rpo = UNKNOWN if one.rpo_steps is None else f"{one.rpo_steps:,} of at most {one.most_steps:,}"
+        resumed = UNKNOWN if one.resumed_step is None else f"step {one.resumed_step:,}"
+        times = [_seconds(one.rto_seconds), _seconds(one.caught_up_seconds)]
+        state = "equal" if is_equal else str(one.state_sha256)
+        found.append([one.loss, f"{one.lost_at_step:,}", resumed, rpo, *times, state])
+    return found
 
 
 def verdict(result: DrillResult) -> str:
@@ -27,14 +35,13 @@ def drill_page(result: DrillResult) -> str:
     points = [one.rpo_steps for one in result.recoveries if one.rpo_steps is not None]
     state = "failed" if result.problems else "passed"
     tone = "bad" if result.problems else "good"
-    longest = f"{max(recoveries):.1f} s" if recoveries else UNKNOWN
+    longest = _seconds(max(recoveries, default=None))
     most = f"{max(points):,} steps" if points else UNKNOWN
-    pace = UNKNOWN if result.step_seconds is None else format_seconds(result.step_seconds)
     about = [
         ("run", result.run),
         ("remote checkpoints of the copies", result.remote),
         ("trained", f"steps {result.first_step:,} to {result.last_step:,}, saved every {result.every_steps:,} steps"),
-        ("time of a step", pace),
+        ("time of a step", format_seconds(result.step_seconds)),
         ("state of the undisturbed copy", result.expected),
     ]
     what = [f"- {one.loss}: {one.what}" for one in result.recoveries]
@@ -50,20 +57,6 @@ def drill_page(result: DrillResult) -> str:
         section("About", facts(about)),
     ]
     return page("Recovery drill", body)
-
-
-def _row(one: Recovery, expected: str) -> list[str]:
-    rpo = UNKNOWN if one.rpo_steps is None else f"{one.rpo_steps:,} of at most {one.most_steps:,}"
-    state = "equal" if one.state_sha256 == expected else f"{one.state_sha256}"
-    return [
-        one.loss,
-        f"{one.lost_at_step:,}",
-        UNKNOWN if one.resumed_step is None else f"step {one.resumed_step:,}",
-        rpo,
-        _seconds(one.rto_seconds),
-        _seconds(one.caught_up_seconds),
-        state,
-    ]
 
 
 def _seconds(value: float | None) -> str:

@@ -16,9 +16,9 @@ from headway.core.format import format_seconds
 from headway.lab.chaos.campaign import Stage
 from headway.lab.chaos.machine_plan import MachineFault, MachineTrial
 from headway.lab.chaos.machines import Machine
-from headway.lab.chaos.trial import LEG_SECONDS, Runs, TrialResult, faults_log
+from headway.lab.chaos.trial import LEG_SECONDS, Runs, TrialResult, faults_log, recorded_steps
 from headway.run.supervisor.commands import place, stoppable, train_command
-from headway.telemetry.metrics import FILE_NAME, read_metrics
+from headway.telemetry.metrics import read_metrics
 
 _LOOK_SECONDS = 0.1
 
@@ -147,7 +147,7 @@ class MachineRuns(Runs):
 
     def _count_faults(self, run: Path, result: TrialResult) -> None:
         """Count the faults, and measure how long it took from each to a step of a later attempt."""
-        steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
+        steps = recorded_steps(run)
         faults = list(read_json_lines(faults_log(run)))
         ends = [*(float(fault["time"]) for fault in faults[1:]), float("inf")]
         for fault, end in zip(faults, ends, strict=True):

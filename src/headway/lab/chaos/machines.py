@@ -64,22 +64,24 @@ class Machine:
         return [*command]
 
     @property
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "it was started"
+        return self._process
+
+    @property
     def code(self) -> int | None:
         """The exit code of its command, negative for a signal; None while it runs."""
-        assert self._process is not None, "it was started"
-        return self._process.poll()
+        return self._started.poll()
 
     def wait(self, seconds: float) -> int:
         """Wait for the end of its command, and return the exit code."""
-        assert self._process is not None, "it was started"
-        return self._process.wait(seconds)
+        return self._started.wait(seconds)
 
     @property
     def answers_signals(self) -> bool:
         """Return whether its command has installed its SIGTERM handler, which its first line does."""
-        assert self._process is not None, "it was started"
         try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+            status = Path(f"/proc/{self._started.pid}/status").read_text(encoding="ascii")
         except OSError:
             return False
         caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
@@ -87,9 +89,8 @@ class Machine:
 
     def terminate(self) -> None:
         """Send SIGTERM to its command only, as a scheduler does."""
-        assert self._process is not None, "it was started"
         with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGTERM)
+            os.kill(self._started.pid, signal.SIGTERM)
 
     @property
     def processes(self) -> list[int]:
@@ -219,16 +220,15 @@ def standing_machines(count: int, namespaces: bool) -> Iterator[list[Machine]]:
         namespaces: Whether they are network namespaces.
     """
     with ExitStack() as stack:
-        machines = _namespaces(count, stack) if namespaces else _processes(count)
+        if namespaces:
+            machines = _namespaces(count, stack)
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as one:
+                lead = f"127.0.0.1:{one.getsockname()[1]}"
+            machines = [Machine(number, lead) for number in range(count)]
         for machine in machines:
             stack.callback(machine.end)
         yield machines
-
-
-def _processes(count: int) -> list[Machine]:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        lead = f"127.0.0.1:{one.getsockname()[1]}"
-    return [Machine(number, lead) for number in range(count)]
 
 
 def _namespaces(count: int, stack: ExitStack) -> list[Machine]:

@@ -24,7 +24,7 @@ from headway.lab.chaos.controls import CONTROLS
 from headway.lab.chaos.machine_plan import plan_machine_campaign
 from headway.lab.chaos.machine_trial import MachineRuns
 from headway.lab.chaos.machines import can_make_namespaces, standing_machines
-from headway.lab.chaos.trial import SEED, Runs, TrialResult
+from headway.lab.chaos.trial import SEED, Runs, TrialResult, new_folder
 from headway.run.session.precision import with_precision
 from headway.run.supervisor.commands import check_not_a_worker, stoppable
 
@@ -161,7 +161,7 @@ def run_campaign(
             fix="leave out --remote and --changes, and give one number in --workers: that of each machine",
         )
     config = with_precision(override(config, ["checkpoint.remote=null", "telemetry.alert=null"]))
-    assert config.train.steps is not None
+    steps = config.train.resolved_steps
     if config.determinism == "off" or (len(set(worker_counts)) > 1 and config.determinism != "elastic"):
         raise ConfigError(
             f"determinism '{config.determinism}' does not promise what a campaign on {_listed(worker_counts)}"
@@ -169,25 +169,15 @@ def run_campaign(
             where="determinism",
             fix="determinism=elastic" if len(set(worker_counts)) > 1 else "determinism=run",
         )
-    if config.train.steps < FEWEST_STEPS:
+    if steps < FEWEST_STEPS:
         raise ConfigError(
-            f"{config.train.steps} steps are too few to be killed in every phase",
+            f"{steps} steps are too few to be killed in every phase",
             where="train.steps",
             fix=f"train.steps={FEWEST_STEPS} at least; 40 is a good number",
         )
-    if folder.is_dir() and any(folder.iterdir()):  # runs of an earlier campaign would be mistaken for this one's
-        raise ConfigError("the folder is not empty", where=str(folder.absolute()), fix="choose a new one: --output")
-    file = folder / "config.yaml"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(dump_config(config), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"the folder cannot be used: {error.strerror or error}", where=str(folder.absolute()), fix="choose --output"
-        ) from None
+    file = new_folder(folder, dump_config(config))
     stages = changing_stages(config, folder, worker_counts) if changes else one_stage(config, worker_counts)
     shape = shape_of(config, stages, worker_counts, remote=bool(remote))
-    steps = config.train.steps
     every = shape.save_every
     overrides = [
         *(f"checkpoint.every={every} steps", f"evaluation.every={every + 1} steps", "telemetry.report=false"),
@@ -269,8 +259,7 @@ def _place_in(config: Config, remote: str) -> str:
 
 def shape_of(config: Config, stages: Sequence[Stage], worker_counts: Sequence[int], *, remote: bool) -> Shape:
     """Return the properties of a run from which, with the seed, the plan of a campaign follows."""
-    assert config.train.steps is not None, "the config is resolved"
-    every = max(2, config.train.steps // 8)
+    every = max(2, config.train.resolved_steps // 8)
     return Shape(stages, every, every + 1, worker_counts, remote)
 
 
@@ -330,7 +319,8 @@ def _beyond(limit: float | None, took: Sequence[tuple[float, int]], what: str, s
         return None
     if not took:
         return f"{what}: nothing was measured, so the limit of {format_seconds(limit)} was not tested"
-    (longest, number), over = max(took), sum(seconds > limit for seconds, _ in took)
+    longest, number = max(took)
+    over = sum(seconds > limit for seconds, _ in took)
     if not over:
         return None
     slow = f"{over} of {len(took)} took longer than {format_seconds(limit)}"

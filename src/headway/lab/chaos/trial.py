@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from headway.checkpoint.compare import compare
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
-from headway.core.errors import HeadwayError, Preempted
+from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files.atomic import append_json_line
 from headway.core.files.foreign import read_json_lines
 from headway.core.format import counted, format_seconds
@@ -242,7 +243,7 @@ class Runs:
     def _count_kills(self, run: Path, result: TrialResult) -> None:
         """Count the kills and measure the recoveries."""
         # The metrics of a killed run have a record of every step of every attempt.
-        steps = [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
+        steps = recorded_steps(run)
         starts = [attempt.started or 0.0 for attempt in open_run(run).attempts]
         for record in read_json_lines(faults_log(run)):
             order = str(record["order"])
@@ -309,8 +310,7 @@ class Runs:
 
     def _last(self, name: str) -> CheckpointInfo | None:
         """Return the checkpoint of a run's last step."""
-        found = CheckpointStore(self._folder / name / "checkpoints").list()
-        return next((info for info in found if info.step == self._steps), None)
+        return checkpoint_of(self._folder / name, self._steps)
 
     def _ledger_problems(self, run: Path, disks_lost: int = 0) -> list[str]:
         """List lost or repeated rows according to the ledger.
@@ -345,6 +345,36 @@ class Runs:
         if self._remote:
             results += map(verify_remote, remote_checkpoints(f"{self._remote}/{run.name}"))
         return [f"{result.place}: {damage}" for result in results for damage in result.damage]
+
+
+def recorded_steps(run: Path) -> list[dict[str, Any]]:
+    """Return the records of all steps of all attempts of a run."""
+    return [record for record in read_json_lines(run / FILE_NAME) if "train/loss" in record]
+
+
+def checkpoint_of(run: Path, step: int) -> CheckpointInfo | None:
+    """Return the checkpoint that a run has of a step."""
+    return next((info for info in CheckpointStore(run / "checkpoints").list() if info.step == step), None)
+
+
+def new_folder(folder: Path, config: str) -> Path:
+    """Make a folder for runs of a config, write the config there, and return its file.
+
+    Raises:
+        ConfigError: the folder is not empty, so that other runs would be mistaken for these; or it cannot be used.
+    """
+    where = str(folder.absolute())
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError("the folder is not empty", where=where, fix="choose a new one: --output")
+    file = folder / "config.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(config, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the folder cannot be used: {error.strerror or error}", where=where, fix="choose --output"
+        ) from None
+    return file
 
 
 def faults_log(run: Path) -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,12 +26,9 @@ from headway.lab.bench.launchers import MACHINES
 from headway.lab.bench.machines import SuiteMachines, find_membership, measure_for_lead
 from headway.lab.bench.report import load_report, write_report
 from headway.lab.bench.results import schema as of_result
-from headway.lab.bench.runner import MeasureOptions, open_matrix, parse_part, run_matrix, stoppable, to_do
+from headway.lab.bench.runner import Matrix, MeasureOptions, open_matrix, parse_part, run_matrix, stoppable, to_do
 from headway.lab.bench.suite import ON_CPU, load_suite
 from headway.telemetry.hardware import local_accelerators
-
-if TYPE_CHECKING:
-    from headway.lab.bench.runner import Matrix
 
 HELP = """Measure a matrix of strategies, numbers of workers, models, precisions, micro-batches and row lengths.
 
@@ -102,16 +100,13 @@ def run(
     ] = False,
     part: Annotated[
         str,
-        typer.Option("--part", metavar="K/N", help="Measure every N-th cell, from the K-th on, into a folder part-K."),
+        typer.Option(metavar="K/N", help="Measure every N-th cell, from the K-th on, into a folder part-K."),
     ] = "1/1",
-    retries: Annotated[int | None, typer.Option("--retries", min=0, help="Further tries after a failed one.")] = None,
-    timeout: Annotated[
-        int | None, typer.Option("--timeout", min=1, help="Time limit of a measurement in seconds.")
-    ] = None,
+    retries: Annotated[int | None, typer.Option(min=0, help="Further tries after a failed one.")] = None,
+    timeout: Annotated[int | None, typer.Option(min=1, help="Time limit of a measurement in seconds.")] = None,
     launcher: Annotated[
         str,
         typer.Option(
-            "--launcher",
             help="local, torchrun, machines (each of them runs this command), or a command with {workers} that starts"
             " that many processes.",
         ),
@@ -126,8 +121,6 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway bench run`."""
-    import sys
-
     given = {"retries": retries, "timeout_seconds": timeout}
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
     accelerator = bool(local_accelerators())
@@ -163,7 +156,7 @@ def report(
     folder: FolderArgument,
     compare: Annotated[
         Path | None,
-        typer.Option("--compare", metavar="DIR", help="Folder of earlier results to compare with."),
+        typer.Option(metavar="DIR", help="Folder of earlier results to compare with."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

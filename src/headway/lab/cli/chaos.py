@@ -95,22 +95,21 @@ def drill(
     remote: Annotated[
         str | None,
         typer.Option(
-            "--remote",
             metavar="URL",
             help="Folder for remote checkpoints of the copies (s3://..., file:///...); a folder here when not given.",
         ),
     ] = None,
     every: Annotated[
         int | None,
-        typer.Option("--every", min=2, help="Steps between saves; as in the run's config when not given."),
+        typer.Option(min=2, help="Steps between saves; as in the run's config when not given."),
     ] = None,
     loss: Annotated[
         list[str] | None,
-        typer.Option("--loss", help="disk, remote or newest; may be repeated. All when not given."),
+        typer.Option(help="disk, remote or newest; may be repeated. All when not given."),
     ] = None,
     max_recovery: Annotated[
         str | None,
-        typer.Option("--max-recovery", metavar="TIME", help="Limit on the recovery time, e.g. 60s."),
+        typer.Option(metavar="TIME", help="Limit on the recovery time, e.g. 60s."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -143,16 +142,15 @@ def campaign(
     *,
     kills: Annotated[
         int,
-        typer.Option("--kills", min=1, help="Minimum number of kills in all; runs are added until it is reached."),
+        typer.Option(min=1, help="Minimum number of kills in all; runs are added until it is reached."),
     ] = 50,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the campaign; an equal seed gives equal kills.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the campaign; an equal seed gives equal kills.")] = 0,
     workers: Annotated[
         str, typer.Option("--workers", "-w", help="Numbers of workers to alternate between, as in 1,2,4.")
     ] = "1",
     remote: Annotated[
         str | None,
         typer.Option(
-            "--remote",
             metavar="URL",
             help="Folder for remote checkpoints (s3://..., file:///...): uploads are killed too, and local checkpoints"
             " are lost.",
@@ -161,7 +159,6 @@ def campaign(
     max_recovery: Annotated[
         str | None,
         typer.Option(
-            "--max-recovery",
             metavar="TIME",
             help="Limit on the time from a kill to the next new step (recovery time objective), e.g. 10s.",
         ),
@@ -169,7 +166,6 @@ def campaign(
     max_overhead: Annotated[
         str | None,
         typer.Option(
-            "--max-overhead",
             metavar="TIME",
             help="Limit on Headway's part of it: starting new workers, and finding and loading a checkpoint.",
         ),
@@ -177,7 +173,6 @@ def campaign(
     machines: Annotated[
         int,
         typer.Option(
-            "--machines",
             min=1,
             help="With more than one: kill, freeze, cut off and stop whole machines instead. As root they are network"
             " namespaces, else processes on loopback.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,14 +15,11 @@ from headway.config.units import parse_count
 from headway.core.console import is_first_worker, print_line, print_lines
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes
+from headway.lab.doctor.bandwidth import Communication
 from headway.lab.doctor.examine import Examination
 from headway.lab.doctor.examine import as_json as result
-from headway.lab.doctor.findings import worst
-
-if TYPE_CHECKING:
-    from headway.lab.doctor.bandwidth import Communication
-    from headway.lab.doctor.findings import Examined, Finding
-    from headway.parallel.nccl import Profile
+from headway.lab.doctor.findings import Examined, Finding, worst
+from headway.parallel.nccl import Profile
 
 HELP = """Show what this machine has, what is wrong with it, and what to set.
 
@@ -54,14 +53,14 @@ def doctor(
         int | None,
         typer.Option("--workers", "-w", min=1, help="Number of workers; one per GPU, or 2, when not given."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Device of the workers: auto, cuda or cpu.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device of the workers: auto, cuda or cpu.")] = "auto",
     sizes: Annotated[
         str | None,
-        typer.Option("--sizes", help="Sizes of the arrays in bytes, e.g. 64Ki,1Mi,16Mi."),
+        typer.Option(help="Sizes of the arrays in bytes, e.g. 64Ki,1Mi,16Mi."),
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option("--profile", help="NCCL profile: auto, none, ethernet, ..."),
+        typer.Option(help="NCCL profile: auto, none, ethernet, ..."),
     ] = None,
     export: Annotated[bool, typer.Option("--export", help="Print the NCCL profile as shell commands instead.")] = False,
     disk: Annotated[bool, typer.Option("--disk", help="Also write and sync 64 MiB in each folder.")] = False,
@@ -138,8 +137,6 @@ def _print_finding(finding: Finding) -> None:
 
 def _export(profile: Profile) -> None:
     """Print the profile for a shell: `eval "$(headway doctor --export)"`."""
-    import os
-
     print_line(f"# NCCL profile {profile.name}: {profile.reason}")
     added = profile.environment(os.environ)
     for setting in profile.settings:
@@ -162,7 +159,7 @@ def _communication(
     if not is_first_worker():
         return
     if as_json:
-        print_json(found.to_json())
+        print_json(asdict(found))
     else:
         _print_communication(found)
 

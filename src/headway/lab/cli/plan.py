@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -16,30 +17,23 @@ from headway.command_line import (
     print_table,
     seconds_of,
 )
+from headway.config import Config
 from headway.config.loading.load import given_value
 from headway.config.sections.cost import parse_budget
 from headway.core.console import print_line, print_lines
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes, format_count, format_seconds
 from headway.core.user_command import suggest
-from headway.cost.forecast import cheapest_within, fastest_within
+from headway.cost.forecast import Forecast, cheapest_within, fastest_within
 from headway.cost.pricing import price_of
 from headway.data.epochs import in_steps
 from headway.lab.bench.own_task import measure_task
 from headway.lab.plan.accelerators import parse_machines, this_machine
 from headway.lab.plan.offers import as_json as forecasts_as_json
 from headway.lab.plan.offers import forecasts, measured_goodput
-from headway.lab.plan.prepare import make_plan
-from headway.lab.plan.recommend import USABLE_SHARE, command
+from headway.lab.plan.prepare import Plan, make_plan
+from headway.lab.plan.recommend import USABLE_SHARE, Option, command
 from headway.lab.plan.speed import RANGE, assumptions, host_bandwidth
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headway.config import Config
-    from headway.cost.forecast import Forecast
-    from headway.lab.plan.prepare import Plan
-    from headway.lab.plan.recommend import Option
 
 #: Number of offers that are listed, the cheapest first.
 _MOST_OFFERS = 12
@@ -67,22 +61,20 @@ def plan(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     *,
-    gpus: Annotated[str | None, typer.Option("--gpus", help="Machines: 8xH100, 64xA100-40GB, cpu.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Machines: 8xH100, 64xA100-40GB, cpu.")] = None,
     per_node: Annotated[
         int | None,
-        typer.Option("--per-node", min=1, help="Accelerators per machine; up to 8 when not given."),
+        typer.Option(min=1, help="Accelerators per machine; up to 8 when not given."),
     ] = None,
     interconnect: Annotated[
         str | None,
         typer.Option(
-            "--interconnect",
             help="Network of the machines: ndr, hdr (a port per GPU), ethernet-400, -100, -25, -10 (one per machine).",
         ),
     ] = None,
     memory_gib: Annotated[
         float | None,
         typer.Option(
-            "--memory-gib",
             min=0.1,
             help="Memory of one accelerator in GiB, if it is unknown or not the usual one.",
         ),
@@ -90,7 +82,6 @@ def plan(
     host_memory_gib: Annotated[
         float | None,
         typer.Option(
-            "--host-memory-gib",
             min=0.1,
             help="Host memory of one machine in GiB; what this machine allows when not given.",
             show_default=False,
@@ -99,7 +90,6 @@ def plan(
     tokens_per_second: Annotated[
         float | None,
         typer.Option(
-            "--tokens-per-second",
             min=1e-9,
             help="Measured tokens per second of all workers together, with the config as it is.",
         ),
@@ -107,14 +97,12 @@ def plan(
     deadline: Annotated[
         str | None,
         typer.Option(
-            "--deadline",
             help="Also find the cheapest known offer that finishes in this time, e.g. 12h.",
         ),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            "--budget",
             help="Also find the fastest known offer for at most this many dollars, e.g. 200.",
         ),
     ] = None,
@@ -125,14 +113,18 @@ def plan(
     others: list[str] = []
     if limits is not None:
         if not gpus:
-            raise _no_machines()
+            raise ConfigError(
+                "offers are compared for named machines",
+                where="--deadline, --budget",
+                fix="name them, several with commas: --gpus 8xH100,16xH100,8xA100",
+            )
         gpus, *others = gpus.split(",")
 
     given = list(overrides or [])
-    if (own := _task_of_its_own(config, given)) is not None:
+    if given_value(config, given, "task") is not None:
         elsewhere = {"--gpus": gpus, "--memory-gib": memory_gib, "--host-memory-gib": host_memory_gib}
         limited = {"--tokens-per-second": tokens_per_second, "--deadline": deadline, "--budget": budget}
-        _plan_task(own, {**elsewhere, **limited}, as_json)
+        _plan_task(load(config, given), {**elsewhere, **limited}, as_json)
         return
     here = gpus is None or gpus.strip().lower() == "cpu"
     if here:
@@ -166,19 +158,6 @@ def _limits(deadline: str | None, budget: str | None) -> tuple[float | None, flo
         raise ConfigError(str(error), where="--budget", fix="--budget 200") from None
 
 
-def _no_machines() -> Exception:
-    return ConfigError(
-        "offers are compared for named machines",
-        where="--deadline, --budget",
-        fix="name them, several with commas: --gpus 8xH100,16xH100,8xA100",
-    )
-
-
-def _task_of_its_own(config: Path, overrides: list[str]) -> Config | None:
-    """Return the config if it has a task of its own."""
-    return load(config, overrides) if given_value(config, overrides, "task") is not None else None
-
-
 def _plan_task(config: Config, elsewhere: Mapping[str, Any], as_json: bool) -> None:
     """Plan a task of the user's own: nothing is known of it but what some steps on this machine show.
 
@@ -194,8 +173,7 @@ def _plan_task(config: Config, elsewhere: Mapping[str, Any], as_json: bool) -> N
         )
     found = measure_task(config)
     price = price_of(config.cost, config.usd_per_hour, config.parallel.workers)
-    assert config.train.steps is not None, "the config is resolved"
-    samples = config.train.batches.rows_before(config.train.steps)
+    samples = config.train.batches.rows_before(config.train.resolved_steps)
     seconds = samples / found.tokens_per_second
     cost = None if price is None else seconds / 3600 * price.usd_per_hour
     facts = {

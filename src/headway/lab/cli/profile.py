@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes
 from headway.data.epochs import in_steps
 from headway.lab.profiling.plan import TRACED_STEPS, Plan
+from headway.lab.profiling.record import Profile
 from headway.lab.profiling.roofline import ceiling_text, seconds_text
 from headway.lab.profiling.tables import (
     OPERATOR_HEADERS,
@@ -24,9 +25,6 @@ from headway.lab.profiling.tables import (
     summary_line,
     warnings,
 )
-
-if TYPE_CHECKING:
-    from headway.lab.profiling.record import Profile
 
 HELP = """Show where the time of a training step goes, and what to change first.
 
@@ -50,8 +48,8 @@ def profile(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     *,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps to time without the profiler.")] = 10,
-    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before them, which are not timed.")] = 3,
+    steps: Annotated[int, typer.Option(min=2, help="Steps to time without the profiler.")] = 10,
+    warmup: Annotated[int, typer.Option(min=1, help="Steps before them, which are not timed.")] = 3,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")] = Path("profile"),
     memory_snapshot: Annotated[
         bool,
@@ -87,7 +85,7 @@ def profile(
 
 
 def _print_profile(found: Profile, output: Path) -> None:
-    slowest = found.workers[found.slowest]
+    slowest = found.slowest_worker
     print_line(summary_line(found))
     print_line()
     print_table(part_headers(found), part_rows(found), numeric=range(1, len(part_headers(found))))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shlex
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,17 +29,13 @@ from headway.lab.tune.journal import Journal
 from headway.lab.tune.live import HEADERS, as_json, rows_of, summary_line, watching
 from headway.lab.tune.population import POPULATION, PopulationScheduler
 from headway.lab.tune.report import write_report
-from headway.lab.tune.scheduler import BEGINS, OptunaScheduler
+from headway.lab.tune.scheduler import BEGINS, OptunaScheduler, Scheduler
 from headway.lab.tune.settings import load_settings
 from headway.lab.tune.stop import stop_study
-from headway.lab.tune.study import BASE_FILE, new_study, open_study
+from headway.lab.tune.study import BASE_FILE, Study, new_study, open_study
 from headway.lab.tune.trial_run import LOCAL, TrialRun
 from headway.lab.tune.tuner import Tuner
 from headway.run.supervisor.commands import check_not_a_worker
-
-if TYPE_CHECKING:
-    from headway.lab.tune.scheduler import Scheduler
-    from headway.lab.tune.study import Study
 
 HELP = """Search for good keys of a config: each trial is a run, and a study that is killed decides as if it was not.
 
@@ -87,26 +87,22 @@ def run(
     space: Annotated[Path, typer.Argument(metavar="SPACE", help="YAML file of the space.")],
     overrides: OverridesArgument = None,
     *,
-    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Number of trials in all.")] = None,
-    at_a_time: Annotated[int | None, typer.Option("--at-a-time", min=1, help="Trials that run together.")] = None,
-    workers_per_trial: Annotated[
-        int | None, typer.Option("--workers-per-trial", min=1, help="parallel.workers of every trial.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the study.")] = None,
-    objective: Annotated[str | None, typer.Option("--objective", help="Metric to minimize.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Number of trials in all.")] = None,
+    at_a_time: Annotated[int | None, typer.Option(min=1, help="Trials that run together.")] = None,
+    workers_per_trial: Annotated[int | None, typer.Option(min=1, help="parallel.workers of every trial.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the study.")] = None,
+    objective: Annotated[str | None, typer.Option(help="Metric to minimize.")] = None,
     maximize: Annotated[bool, typer.Option("--maximize", help="Maximize the metric of --objective.")] = False,
     sampler: Annotated[
         str | None,
-        typer.Option("--sampler", help="tpe (the default), random, grid, nsgaii, gp, or another of Optuna's."),
+        typer.Option(help="tpe (the default), random, grid, nsgaii, gp, or another of Optuna's."),
     ] = None,
-    stopping: Annotated[
-        str | None, typer.Option("--stopping", help="none (the default), median, asha, hyperband or pbt.")
-    ] = None,
+    stopping: Annotated[str | None, typer.Option(help="none (the default), median, asha, hyperband or pbt.")] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="TARGET", help="Where trials run: local, or as for headway launch.")
+        str | None, typer.Option(metavar="TARGET", help="Where trials run: local, or as for headway launch.")
     ] = None,
-    keep: Annotated[int | None, typer.Option("--keep", min=0, help="Best trials whose checkpoints are kept.")] = None,
-    budget: Annotated[float | None, typer.Option("--budget", metavar="USD", help="Most that all trials cost.")] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="Best trials whose checkpoints are kept.")] = None,
+    budget: Annotated[float | None, typer.Option(metavar="USD", help="Most that all trials cost.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Folder of the study; studies/NAME when not given.")
     ] = None,
@@ -114,8 +110,6 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run `headway tune`."""
-    import json
-
     wanted = None
     if objective is not None:
         wanted = json.dumps({"metric": objective, "direction": "maximize" if maximize else "minimize"})
@@ -143,8 +137,6 @@ def run(
 
 def _work(study: Study) -> None:
     """Work on a study until its trials have ended, or it is stopped."""
-    import signal
-
     from headway.lab.tune.checks import check_study
 
     check_not_a_worker("tune")
@@ -184,8 +176,6 @@ def _scheduler(study: Study, journal: Journal) -> Scheduler:
 
 def _show_first(study: Study, as_json: bool) -> None:
     """Draw the first trials of a study in memory of a scratch folder, and check their configs."""
-    import dataclasses
-
     from headway.lab.tune.checks import check_study, checked_by_command
 
     check_study(study)
@@ -209,12 +199,11 @@ def _show_first(study: Study, as_json: bool) -> None:
         print_json({"study": str(study.folder), "trials": scheduler.total, "first": rows})
         return
     print_line(f"{study.folder}: {scheduler.total} trials")
-    lines = [[str(row["trial"]), row["problem"] or "ok", _in_words(row["values"])] for row in rows]
+    lines = []
+    for row in rows:
+        keys = " ".join(f"{key}={value}" for key, value in row["values"].items())
+        lines.append([str(row["trial"]), row["problem"] or "ok", keys])
     print_table(["TRIAL", "CHECK", "KEYS"], lines)
-
-
-def _in_words(values: dict[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 @tune.command()
@@ -232,14 +221,10 @@ def show(study: StudyArgument, as_json: JsonOption = False) -> None:
         return
     journal = found.open_journal()
     records = journal.records
-    rows = rows_of(found, records, {one.number: _run_of(found, one.number) for one in records})
-    print_table(HEADERS, rows, numeric=(0, 2, 3))
-
-
-def _run_of(study: Study, number: int) -> Any:
-    found = TrialRun(number, study.run_of(number), LOCAL)
-    found.history.refresh()
-    return found
+    runs = {one.number: TrialRun(one.number, found.run_of(one.number), LOCAL) for one in records}
+    for trial in runs.values():
+        trial.history.refresh()
+    print_table(HEADERS, rows_of(found, records, runs), numeric=(0, 2, 3))
 
 
 def _print(study: Study) -> None:
@@ -258,8 +243,6 @@ def best(study: StudyArgument, as_json: JsonOption = False) -> None:
     headway tune best studies/my
     headway tune best studies/my --json
     """
-    import shlex
-
     found = open_study(study)
     chosen = found.open_journal().winners()
     if not chosen:

@@ -30,10 +30,10 @@ before its end; if a training fails, its own code (3 data, ...).
 def verify(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    steps: Annotated[int, typer.Option("--steps", min=4, help="Steps of each training.")] = 10,
+    steps: Annotated[int, typer.Option(min=4, help="Steps of each training.")] = 10,
     other_workers: Annotated[
         int | None,
-        typer.Option("--other-workers", min=1, help="Workers of the elastic check."),
+        typer.Option(min=1, help="Workers of the elastic check."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

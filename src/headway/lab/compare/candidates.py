@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +174,7 @@ def _longest_row(folder: Path) -> int:
     usual = Config().train.sequence_length
     try:
         settings = read_json_object(folder / "config.json", LISTING_BYTES)
-    except (OSError, ValueError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return usual
     known = [value for key in _LENGTHS if type(value := settings.get(key)) is int and value > 0]
     return min([usual, *known])

@@ -123,7 +123,11 @@ def _evidence(candidates: Mapping[str, Sequence[Candidate]], wanted: Wanted) -> 
     if wanted.benchmarks is not None:
         benchmarks = wanted.benchmarks
         items = item_differences({name: [items_of(one, benchmarks) for one in of] for name, of in candidates.items()})
-    notes += _notes_on_rows(how, everyone)
+    notes.append(f"each document was read by itself, in rows of {how.sequence_length:,} tokens, in {how.precision}")
+    if others := {one.sequence_length for one in everyone} - {how.sequence_length}:
+        lengths = ", ".join(f"{length:,}" for length in sorted(others))
+        more = "a model that reads more at once may do better with it"
+        notes.append(f"rows in training were of {lengths} tokens too: {more}")
     return Evidence(
         unit=unit,
         corpus=corpus.name,
@@ -134,14 +138,6 @@ def _evidence(candidates: Mapping[str, Sequence[Candidate]], wanted: Wanted) -> 
         items=items,
         notes=notes,
     )
-
-
-def _notes_on_rows(how: HowToEvaluate, candidates: Sequence[Candidate]) -> Iterator[str]:
-    yield f"each document was read by itself, in rows of {how.sequence_length:,} tokens, in {how.precision}"
-    others = {one.sequence_length for one in candidates} - {how.sequence_length}
-    if others:
-        lengths = ", ".join(f"{length:,}" for length in sorted(others))
-        yield f"rows in training were of {lengths} tokens too: a model that reads more at once may do better with it"
 
 
 def _notes_on_seeds(groups: Sequence[Group], runs: Comparison) -> Iterator[str]:
@@ -180,7 +176,12 @@ def _corpus(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[Corpus, li
         if store is None:
             notes.append(f"{one.path}: its training data are not known here, so they may contain these documents")
         elif isinstance(source, StoreCorpus) and store.fingerprint == source.store.fingerprint:
-            notes += _notes_on_age(one, store)
+            assert one.checkpoint is not None, "it has a store"
+            if one.checkpoint.context.get("data") not in (None, store.fingerprint):
+                notes.append(
+                    f"{one.path} was trained on an earlier state of the store; if data.validation was raised since, it"
+                    " was trained on some of these documents"
+                )
         else:
             found = trained_on(store, one.tokens, list(corpus.documents(one.tokens)))
             if found.any():
@@ -194,15 +195,6 @@ def _corpus(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[Corpus, li
             fix="--data FILE, with text that no run was trained on",
         )
     return (corpus.keep(np.flatnonzero(~seen)) if seen.any() else corpus), notes
-
-
-def _notes_on_age(candidate: Candidate, store: TokenStore) -> Iterator[str]:
-    assert candidate.checkpoint is not None
-    if candidate.checkpoint.context.get("data") not in (None, store.fingerprint):
-        yield (
-            f"{candidate.path} was trained on an earlier state of the store; if data.validation was raised since,"
-            " it was trained on some of these documents"
-        )
 
 
 def _store_of(candidate: Candidate) -> TokenStore | None:

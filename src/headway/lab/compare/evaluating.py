@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.config.sections.benchmarks import BenchmarksConfig, is_file
+from headway.core.arrays import Floats, Ints
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files.atomic import write_json
@@ -87,8 +87,8 @@ def _read_losses(file: Path, documents: int) -> DocumentLosses | None:
     """Read kept losses; None if there are none of so many documents."""
     try:
         kept = read_json_object(file, _MOST_BYTES)
-        loss: NDArray[np.float64] = np.array(kept["loss"], dtype=np.float64)
-        tokens: NDArray[np.int64] = np.array(kept["tokens"], dtype=np.int64)
+        loss: Floats = np.array(kept["loss"], dtype=np.float64)
+        tokens: Ints = np.array(kept["tokens"], dtype=np.int64)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     is_whole = loss.shape == tokens.shape == (documents,) and bool((tokens >= 0).all())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headway.core.arrays import Floats
+from headway.core.arrays import Floats, Ints
 from headway.core.errors import ConfigError, DataError
 from headway.core.files.hashes import sha256_bytes
 from headway.lab.compare.intervals import Estimate, holm, ratio_interval, seeds_interval
@@ -125,12 +124,12 @@ class Evidence:
     overall: Sequence[Difference] = ()
     by_source: Sequence[Difference] = ()
     items: Sequence[ItemDifference] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
     """What a reader has to know of it: documents left out, what was not checked, what was resampled."""
 
 
 def differences_of(
-    losses: Mapping[str, Floats], sizes: Floats, sources: Sequence[str], source_of: NDArray[np.int64]
+    losses: Mapping[str, Floats], sizes: Floats, sources: Sequence[str], source_of: Ints
 ) -> tuple[list[Difference], list[Difference]]:
     """Compare every model with the first one: over all documents, and by source where there are several.
 

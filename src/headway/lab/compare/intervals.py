@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headway.core.arrays import Floats
 from headway.telemetry.student import NORMAL, TAIL, student_quantile, student_tail
-
-Floats = NDArray[np.float64]
 
 #: With fewer documents a resample often repeats a single one, so the interval is Student's t.
 FEWEST_TO_RESAMPLE = 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.format import UNKNOWN
 from headway.lab.compare.evidence import DIFFERENCES, Difference, Evidence, ItemDifference, Margin
 from headway.telemetry import html
@@ -52,17 +52,14 @@ def _verdict(one: Difference, baseline: str, evidence: Evidence, margin: Margin 
             f"No difference between {one.model} and {baseline} is shown: {estimate.effect:+.4f} {unit}, {interval}."
             f" These {evidence.documents:,} documents would show one of {_percent(share)} in 80 % of all cases."
         )
-    return text if margin is None else f"{text} {_within(one, margin)}"
-
-
-def _within(one: Difference, margin: Margin) -> str:
-    """Say what the interval tells of a margin."""
+    if margin is None:
+        return text
     if one.is_non_inferior(margin):
-        return f"It is non-inferior within {margin.text}."
+        return f"{text} It is non-inferior within {margin.text}."
     low = one.relative.low if margin.is_relative else one.absolute.low
     if low > margin.amount:
-        return f"It is worse by more than {margin.text}."
-    return f"It is not shown to be non-inferior within {margin.text}: more documents may tell."
+        return f"{text} It is worse by more than {margin.text}."
+    return f"{text} It is not shown to be non-inferior within {margin.text}: more documents may tell."
 
 
 LOSS_HEADERS = ("Model", "Documents", "Loss", "Difference", "95 % interval", "Relative", "p (Holm)")
@@ -161,8 +158,7 @@ def write_page(compared: Compared, output: Path) -> Path:
             ),
         ],
     )
-    with atomic_write(output, "w") as file:
-        file.write(text)
+    write_text(output, text)
     return output
 
 
@@ -211,21 +207,18 @@ def markdown(compared: Compared) -> str:
         ]
     names = compared.runs.names
     if len(names) > 1:
-        lines += ["", *markdown_table(["Result", *names], [*result_rows(compared.runs.summaries), *_ratios(compared)])]
+        results = result_rows(compared.runs.summaries)
+        speeds = [one.tokens_per_second or one.samples_per_second for one in compared.runs.summaries]
+        if first := speeds[0]:
+            ratios = (UNKNOWN if speed is None else f"{speed / first:.2f}" for speed in speeds)
+            results = [*results, ["speed, to the first", *ratios]]
+        lines += ["", *markdown_table(["Result", *names], results)]
         lines += _curves(compared)
     rows = difference_rows(compared.runs)
     if rows and len(names) > 1:
         more = [] if len(rows) <= _MOST_KEYS else [["…", *[f"{len(rows) - _MOST_KEYS} more"] * len(names)]]
         lines += ["", *markdown_table(["Config key", *names], [*rows[:_MOST_KEYS], *more])]
     return "\n".join(lines)
-
-
-def _ratios(compared: Compared) -> Iterator[list[str]]:
-    """Yield how many times as fast as the first run each is, as far as it is known."""
-    speeds = [one.tokens_per_second or one.samples_per_second for one in compared.runs.summaries]
-    first = speeds[0]
-    if first:
-        yield ["speed, to the first", *(UNKNOWN if speed is None else f"{speed / first:.2f}" for speed in speeds)]
 
 
 def _curves(compared: Compared) -> Iterator[str]:

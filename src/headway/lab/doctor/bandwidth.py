@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from headway.core.statistics import quantile
 
@@ -93,14 +92,3 @@ class Communication:
     nccl_profile: str
     measurements: tuple[Measurement, ...]
     clocks: tuple[ClockOffset, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Communication:
-        """Convert from the values of `to_json`."""
-        measurements = tuple(Measurement(**item) for item in values["measurements"])
-        clocks = tuple(ClockOffset(**item) for item in values["clocks"])
-        return cls(**{**values, "measurements": measurements, "clocks": clocks})

@@ -16,13 +16,12 @@ _FIX = ("let a time service keep it", "sudo timedatectl set-ntp true   (or insta
 
 def examine_clock(machine: Machine) -> Iterator[Finding]:
     """Examine the clock through chrony, then systemd, then the mark of systemd-timesyncd."""
-    yield (
-        _chrony(machine)
-        or _systemd(machine)
-        or _timesyncd(machine)
-        or Finding("note", "whether the clock is synchronised is unknown: no chrony and no systemd to ask (a container"
-                   " has its host's clock)", "chronyc, timedatectl")
-    )  # fmt: skip
+    mark = "/run/systemd/timesync/synchronized"
+    found = _chrony(machine) or _systemd(machine)
+    if found is None and machine.exists(mark):
+        found = Finding("ok", "the clock is synchronised (systemd-timesyncd)", mark)
+    unknown = "whether the clock is synchronised is unknown: no chrony and no systemd to ask"
+    yield found or Finding("note", f"{unknown} (a container has its host's clock)", "chronyc, timedatectl")
 
 
 def _chrony(machine: Machine) -> Finding | None:
@@ -48,8 +47,3 @@ def _systemd(machine: Machine) -> Finding | None:
     if output.text.strip() == "yes":
         return Finding("ok", "the clock is synchronised", "timedatectl")
     return Finding("warning", "the clock is not synchronised", "timedatectl", *_FIX)
-
-
-def _timesyncd(machine: Machine) -> Finding | None:
-    mark = "/run/systemd/timesync/synchronized"
-    return Finding("ok", "the clock is synchronised (systemd-timesyncd)", mark) if machine.exists(mark) else None

@@ -6,8 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -40,15 +39,6 @@ class Plan:
     nccl_profile: str = "auto"
     determinism: str = "run"
     """Level of determinism of the runs to measure for: with `off`, switches may add."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Plan:
-        """Convert from the values of `to_json`."""
-        return cls(**{**values, "sizes_bytes": tuple(values["sizes_bytes"])})
 
 
 class CommunicationFailed(HeadwayError):
@@ -99,8 +89,7 @@ def measure_communication(plan: Plan) -> Communication:
 
 def _measure(world: World, operation: str, size_bytes: int, budget_seconds: float) -> Measurement:
     each = max(1, -(-size_bytes // (_ELEMENT_BYTES * world.size)))
-    run, data = _collective(world, operation, each)
-    data.zero_()  # so that repeated sums do not overflow
+    run, _ = _collective(world, operation, each, 0.0)  # zeros, since repeated sums of others would overflow
     last = 0.0
     for _ in range(_WARM_UP):
         last = _timed(world, run)
@@ -124,35 +113,27 @@ def _timed(world: World, run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _collective(world: World, operation: str, each: int) -> tuple[Callable[[], object], torch.Tensor]:
-    """Return the call, and the tensor that it reads; `each` elements are one worker's part."""
-    whole = torch.ones(each * world.size, dtype=torch.float32, device=world.device)
-    part = torch.ones(each, dtype=torch.float32, device=world.device)
+def _collective(world: World, operation: str, each: int, value: float) -> tuple[Callable[[], object], torch.Tensor]:
+    """Return the call, on tensors with one value, and its result; `each` elements are one worker's part."""
+    whole = torch.full((each * world.size,), value, device=world.device)
+    part = torch.full((each,), value, device=world.device)
     if operation == "all-reduce":
         return lambda: dist.all_reduce(whole), whole
     if operation == "all-gather":
-        return lambda: all_gather(whole, part), part
+        return lambda: all_gather(whole, part), whole
     assert operation == "reduce-scatter"
-    return lambda: reduce_scatter(part, whole), whole
+    return lambda: reduce_scatter(part, whole), part
 
 
 def _check(world: World, operation: str, each: int) -> None:
     """Run one more collective on numbers whose result is known."""
     n = world.size
-    whole = torch.full((each * n,), float(world.rank + 1), device=world.device)
-    part = torch.full((each,), float(world.rank + 1), device=world.device)
+    run, result = _collective(world, operation, each, world.rank + 1.0)
+    run()
+    expected = torch.full_like(result, n * (n + 1) / 2)
     if operation == "all-gather":
-        all_gather(whole, part)
         expected = torch.arange(1.0, n + 1.0, device=world.device).repeat_interleave(each)
-        right = torch.equal(whole, expected)
-    else:
-        result = whole
-        if operation == "all-reduce":
-            dist.all_reduce(whole)
-        else:
-            reduce_scatter(part, whole)
-            result = part
-        right = bool((result == n * (n + 1) / 2).all())
+    right = torch.equal(result, expected)
     wrong = [rank for rank, (said,) in enumerate(world.gather([float(right)])) if not said]
     if wrong:
         raise CommunicationFailed(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from headway.core.errors import HeadwayError
 from headway.core.files.atomic import write_json
@@ -25,9 +27,9 @@ def main() -> None:
     try:
         from headway.lab.doctor.communication import Plan, measure_communication
 
-        result = measure_communication(Plan.from_json(json.loads((folder / "plan.json").read_bytes())))
+        result = measure_communication(TypeAdapter(Plan).validate_json((folder / "plan.json").read_bytes()))
         if rank == 0:
-            write_json(folder / "result.json", result.to_json())
+            write_json(folder / "result.json", asdict(result))
     except HeadwayError as error:
         # Losing the other workers is often a consequence of another error; let that worker write first.
         if "lost the others" in error.what:

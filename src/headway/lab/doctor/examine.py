@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import Config
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.machine.cores import read_cores
@@ -28,9 +29,6 @@ from headway.parallel.nccl import Profile, choose_profile, with_topology
 from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import Driver, read_driver
 from headway.telemetry.host_updates import measure_host_updates
-
-if TYPE_CHECKING:
-    from headway.config import Config
 
 
 @dataclass

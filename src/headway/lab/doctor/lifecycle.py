@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import Config
 from headway.core.console import notice
 from headway.core.storage import cloud_of, filesystem, in_words, kind_of, scheme_of
 from headway.lab.doctor.findings import Finding
-
-if TYPE_CHECKING:
-    from headway.config import Config
 
 _WHERE = "checkpoint.remote.url"
 #: Size of a claim.
@@ -131,10 +129,6 @@ def s3_rules(answer: Mapping[str, Any]) -> Iterator[Rule]:
             yield Rule(name, (prefix,), "moves objects to an archive that cannot be read at once")
 
 
-def _gcs_rules(files: Any, bucket: str) -> Iterator[Rule]:
-    yield from gcs_rules(files.call("GET", "b/{}", bucket, json_out=True))
-
-
 def gcs_rules(answer: Mapping[str, Any]) -> Iterator[Rule]:
     """Parse the response of Google (buckets.get); all of its storage classes can be read at once."""
     for number, rule in enumerate(answer.get("lifecycle", {}).get("rule", ()), start=1):
@@ -152,5 +146,5 @@ def gcs_rules(answer: Mapping[str, Any]) -> Iterator[Rule]:
 
 _READERS: Mapping[str, Callable[[Any, str], Iterator[Rule]]] = {
     "aws": _s3_rules,
-    "gcp": _gcs_rules,
+    "gcp": lambda files, bucket: gcs_rules(files.call("GET", "b/{}", bucket, json_out=True)),
 }

@@ -48,8 +48,14 @@ def examine_memory(machine: Machine, updates: Callable[[], float | None] | None 
         yield Finding("ok", text, where)
     yield from _swap(meminfo(machine))
     yield from _shared_memory(machine)
-    if updates is not None:
-        yield _updates(updates())
+    if updates is None:
+        return
+    rate = updates()
+    if rate is None:
+        yield Finding("warning", "AdamW updates in host memory could not be measured", "python -c 'import torch'")
+    else:
+        text = f"AdamW updates in host memory move {rate / 1e9:.1f} GB/s with all cores; kept for headway plan"
+        yield Finding("ok", text, "measured")
 
 
 def _swap(facts: dict[str, int]) -> Iterator[Finding]:
@@ -64,13 +70,6 @@ def _swap(facts: dict[str, int]) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"swap: {format_bytes(total)}" if total else "no swap", "/proc/meminfo")
-
-
-def _updates(rate: float | None) -> Finding:
-    if rate is None:
-        return Finding("warning", "AdamW updates in host memory could not be measured", "python -c 'import torch'")
-    text = f"AdamW updates in host memory move {rate / 1e9:.1f} GB/s with all cores; kept for headway plan"
-    return Finding("ok", text, "measured")
 
 
 def _shared_memory(machine: Machine) -> Iterator[Finding]:

@@ -48,8 +48,11 @@ def examine_storage(machine: Machine, folders: Mapping[str, Path], *, write: boo
     """
     mounts = list(_mounts(machine))
     for purpose, folder in folders.items():
-        there = _existing(machine, Path(os.path.abspath(folder)))  # noqa: PTH100 (a recorded machine's links are its own)
-        mount = _mount_of(mounts, there)
+        path = Path(os.path.abspath(folder))  # noqa: PTH100 (a recorded machine's links are its own)
+        there = next((parent for parent in (path, *path.parents) if machine.exists(parent)), Path("/"))
+        around = [mount for mount in mounts if there.is_relative_to(mount.point)]
+        # Of several mounts at one point the last one is visible.
+        mount = max(reversed(around), key=lambda mount: len(mount.point), default=None)
         yield from _examine(machine, f"{purpose} ({folder})", there, mount)
         if write:
             notice(f"writing {format_bytes(_TEST_BYTES)} to {there}")
@@ -132,21 +135,12 @@ def _write_test(folder: Path, purpose: str) -> Finding:
     return Finding("ok", text, str(folder))
 
 
-def _existing(machine: Machine, folder: Path) -> Path:
-    return next((parent for parent in (folder, *folder.parents) if machine.exists(parent)), Path("/"))
-
-
 def _mounts(machine: Machine) -> Iterator[Mount]:
     """Yield all mounts (proc(5), /proc/pid/mountinfo); the fields after the hyphen are type, source and options."""
     for line in (machine.text("/proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
-        fields, (kind, source, *options) = before.split(), after.split()
+        fields = before.split()
+        kind, source, *options = after.split()
         read_only = "ro" in fields[5].split(",") or "ro" in ",".join(options).split(",")
         # Spaces in names are written in octal.
         yield Mount(fields[4].replace("\\040", " "), kind, source, fields[2], read_only)
-
-
-def _mount_of(mounts: list[Mount], folder: Path) -> Mount | None:
-    around = [mount for mount in mounts if folder.is_relative_to(mount.point)]
-    # Of several mounts at one point the last one is visible.
-    return max(reversed(around), key=lambda mount: len(mount.point), default=None)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from headway.core.console import notice
 from headway.core.coordination.launched import world_size_from_environment
@@ -16,6 +19,7 @@ from headway.lab.doctor.bandwidth import Communication
 from headway.lab.doctor.communication import CommunicationFailed, Plan, measure_communication
 from headway.parallel.world import pick_device
 from headway.run.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
+from headway.run.supervisor.watchdog import in_words
 
 _KIB = 2**10
 _MIB = 2**20
@@ -55,19 +59,21 @@ def run_communication(
     sizes = sizes_bytes or _SIZES[kind]
     plan = Plan(kind, sizes, timeout_seconds=timeout_seconds, nccl_profile=nccl_profile, determinism=determinism)
     started = world_size_from_environment()
-    if started is not None:
-        if workers not in (None, started):
-            raise ConfigError(
-                f"torchrun has started {started} workers, not {workers}",
-                where="--workers",
-                fix=f"torchrun --nproc-per-node {workers}",
-            )
-        if started < 2:
-            raise _too_few(started)
-        return measure_communication(plan)
-    count = workers or _default_workers(kind)
+    if started is not None and workers not in (None, started):
+        raise ConfigError(
+            f"torchrun has started {started} workers, not {workers}",
+            where="--workers",
+            fix=f"torchrun --nproc-per-node {workers}",
+        )
+    count = started or workers or _default_workers(kind)
     if count < 2:
-        raise _too_few(count)
+        raise ConfigError(
+            f"{count} worker cannot communicate: two are needed",
+            where="--workers",
+            fix="headway doctor --communication --workers 2 --device cpu",
+        )
+    if started is not None:
+        return measure_communication(plan)
     if kind == "cuda":
         pick_device("cuda", count - 1)  # raises if there are more workers than GPUs, before any is started
     return _with_own_workers(count, plan)
@@ -79,18 +85,10 @@ def _default_workers(kind: str) -> int:
     return torch.cuda.device_count() if kind == "cuda" else 2
 
 
-def _too_few(count: int) -> ConfigError:
-    return ConfigError(
-        f"{count} worker cannot communicate: two are needed",
-        where="--workers",
-        fix="headway doctor --communication --workers 2 --device cpu",
-    )
-
-
 def _with_own_workers(count: int, plan: Plan) -> Communication:
     notice(f"starting {count} workers on {plan.device}")
     with scratch_folder("headway-doctor-") as folder:
-        write_json(folder / "plan.json", plan.to_json())
+        write_json(folder / "plan.json", asdict(plan))
         try:
             start_workers(count, folder, {}, "headway.lab.doctor.communication_worker", str(folder))
         except WorkersFailed as error:
@@ -99,7 +97,7 @@ def _with_own_workers(count: int, plan: Plan) -> Communication:
             if error.signal == signal.SIGINT:
                 raise KeyboardInterrupt from None
             raise CommunicationFailed(str(error)) from None
-        return Communication.from_json(json.loads((folder / "result.json").read_bytes()))
+        return TypeAdapter(Communication).validate_json((folder / "result.json").read_bytes())
 
 
 def _recorded_error(folder: Path) -> CommunicationFailed | None:
@@ -116,8 +114,7 @@ def _recorded_error(folder: Path) -> CommunicationFailed | None:
 def _death_error(folder: Path, error: WorkersFailed) -> CommunicationFailed:
     # workers that lost a killed one may be noticed before it
     rank = error.first.rank
-    code = error.first.code
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    how = in_words(error.first.code)
     log = folder / f"worker-{rank}.log"
     last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] if log.exists() else []
     return CommunicationFailed(

@@ -30,13 +30,13 @@ class Accelerator:
     device_name: str
     """The driver's name for it, used by `peak_flops`."""
     memory_gib: float | None
-    bandwidth_gb_per_second: float | None
+    bandwidth_gb_per_second: float | None = None
     """Memory bandwidth."""
-    link_gb_per_second: float | None
+    link_gb_per_second: float | None = None
     """Bandwidth to other accelerators of the machine, one direction: all NVLink or Infinity Fabric links, else PCIe."""
-    link: str
+    link: str = "an unknown link"
     """Kind of that link."""
-    watts: float | None
+    watts: float | None = None
     """Power limit of the board."""
     network_gbit_per_second: float | None = None
     """Bandwidth to other machines per accelerator, in the vendor's machine with eight of them."""
@@ -223,7 +223,7 @@ def _accelerator(name: str, memory_gib: float | None) -> Accelerator:
     if found is not None:
         return found if memory_gib is None else replace(found, memory_gib=memory_gib)
     if memory_gib is not None:
-        return Accelerator(name, name, memory_gib, None, None, "an unknown link", None)
+        return Accelerator(name, name, memory_gib)
     near = get_close_matches(_plain(name), plain, n=1)
     hint = f"did you mean {plain[near[0]].name}? " if near else ""
     raise ConfigError(
@@ -273,13 +273,9 @@ def this_machine(
     allowed = host_gib or allowed_bytes(machine or Machine()) / 2**30
     if not found:
         gib = memory_gib or allowed / workers
-        return Machines(Accelerator("cpu", cpu_name(), gib, None, None, "memory", None), workers, workers, None)
+        return Machines(Accelerator("cpu", cpu_name(), gib, link="memory"), workers, workers, None)
     name, gib = found[0]
     gib = memory_gib or gib
-    known = next((a for a in KNOWN.values() if a.device_name == name), None)
-    accelerator = (
-        replace(known, name=name, memory_gib=gib, network_gbit_per_second=None)
-        if known
-        else Accelerator(name, name, gib, None, None, "an unknown link", None)
-    )
+    known = next((a for a in KNOWN.values() if a.device_name == name), Accelerator(name, name, gib))
+    accelerator = replace(known, name=name, memory_gib=gib, network_gbit_per_second=None)
     return Machines(accelerator, len(found), len(found), None, allowed, kept_host_updates())

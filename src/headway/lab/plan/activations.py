@@ -73,15 +73,12 @@ rounding needs the scaled operand in fp32 twice (`float8_training_tensor.py`, `_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from headway.config import Config, ModelConfig
 from headway.core.machine.cores import has_bf16_tiles
+from headway.lab.plan.layout import Layout
 from headway.models.loss_chunks import ADDED_ROWS, PRODUCT_ROWS, default_chunk_rows
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
-    from headway.lab.plan.layout import Layout
 
 _FP32 = 4
 _HALF = 2

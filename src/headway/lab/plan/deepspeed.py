@@ -18,22 +18,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import Config
 from headway.config.derived.deepspeed import engine_settings
 from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.errors import ConfigError
+from headway.lab.plan.activations import LayerSizes
 from headway.lab.plan.flat_buffers import FP64, Bucket, FlatGroup, backwards, flat_groups, owned
 from headway.lab.plan.host import BYTES_PER_UPDATE, REST_BYTES, HostPlan, staged_bytes
+from headway.lab.plan.layout import Layout
 from headway.lab.plan.live_parameters import LiveParameters, live_parameters
 from headway.lab.plan.memory_plan import Moment
-from headway.lab.plan.pass_memory import Passes
-
-if TYPE_CHECKING:
-    from headway.config import Config
-    from headway.lab.plan.activations import LayerSizes
-    from headway.lab.plan.layout import Layout
-    from headway.lab.plan.stages import Stage
+from headway.lab.plan.pass_memory import Passes, gradients_of
+from headway.lab.plan.stages import Stage
 
 #: Keys of the user's JSON for features that the plan does not cover, with the values that disable them.
 _UNSUPPORTED: Mapping[str, Any] = {
@@ -197,13 +195,12 @@ class EngineStep(Passes):
         own = max(owned(groups, workers))
         copies = share + self._moments_of_share(share) + (2 * share + largest if offloads else 0)
         state = Moment(
-            "",
             weights=flat + stage.frozen,
             optimizer=host * copies,
             buffers=self.lasting + (largest if offloads else 0),
         )
         if offloads and self.accumulates and zero.stage == 2:
-            state = state.plus("", gradients=host * own)  # sums of micro-batches
+            state = state.plus(gradients=host * own)  # sums of micro-batches
         sums = 0 if offloads else own
         # On an accelerator weights are flattened in host memory.
         begun = flat + stage.frozen + (stage.all if self.on_cpu else 0)
@@ -230,8 +227,8 @@ class EngineStep(Passes):
         before = 0 if growing else stage.all
         head, most = (stage.projection, stage.all - stage.own_table - stage.layer) if growing else (0, 0)
         table = 0 if growing and stage.own_table else stage.table
-        there = base.plus("", gradients=before, communication=0 if growing else bucket)
-        under_way = base.plus("", gradients=before, communication=bucket)
+        there = base.plus(gradients=before, communication=0 if growing else bucket)
+        under_way = base.plus(gradients=before, communication=bucket)
         # In the order of the weights, one optimizer group after the other; all gradients exist at first.
         order = {name: stage.bytes[name] for group in groups for name in group.places}
         sent = [
@@ -239,8 +236,7 @@ class EngineStep(Passes):
             for rank in (0, self.layout.mesh.data - 1)
         ]
         return [
-            there.plus("loss", activations=self.after_forward, buffers=self.loss),
-            there.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
+            *self.losses(there),
             under_way.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=self.passing),
             under_way.plus("first layer, backward", activations=self.first_layer, gradients=most, buffers=self.passing),
             under_way.plus("embedding, backward", gradients=stage.all - before, buffers=table),
@@ -256,14 +252,11 @@ class EngineStep(Passes):
         for rank in {0, workers - 1}:
             filled = Bucket(backwards(stage.bytes), groups, rank, zero.reduce_bucket, offloads=zero.offloads)
             before = filled.own if self.accumulates else 0
-            there = base.plus("", gradients=before)
-            under_way = there.plus("", communication=bucket)
-            moments += [
-                there.plus("loss", activations=self.after_forward, buffers=self.loss),
-                there.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
-            ]
+            there = base.plus(gradients=before)
+            under_way = there.plus(communication=bucket)
+            moments += self.losses(there)
             for index in reversed(range(stage.layers)):
-                here = [extra for name, extra in filled.extra.items() if name.startswith(f"layers.{index}.")] or [0]
+                here = gradients_of(filled.extra, index)
                 below = sum(self.kept[:index])
                 moments += [
                     under_way.plus("a layer, backward", activations=below + self.whole(self.sizes.dense),
@@ -291,7 +284,6 @@ class EngineStep(Passes):
         bucket = FP32_BYTES * zero.reduce_bucket
         live = live_weights(zero, stage, self.layout, self.gloo)
         state = Moment(
-            "",
             weights=weights,
             gradients=host * share,
             optimizer=host * copies,
@@ -310,13 +302,9 @@ class EngineStep(Passes):
                        communication=whole, buffers=cast)
             for index, whole in enumerate(live.forward)
         ]  # fmt: skip
-        moments += [
-            state.plus("loss", activations=self.after_forward, communication=live.loss, buffers=self.loss),
-            state.plus("loss, backward", activations=self.after_forward, communication=live.loss,
-                       buffers=self.loss_backward),
-        ]  # fmt: skip
+        moments += self.losses(state.plus(communication=live.loss))
         for index, whole in enumerate(live.backward):
-            here = [extra for name, extra in through.extra.items() if name.startswith(f"layers.{index}.")] or [0]
+            here = gradients_of(through.extra, index)
             below = sum(self.kept[:index])
             moments += [
                 # Buffers of collectives are freed before products are computed.

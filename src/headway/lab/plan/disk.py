@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from headway.config import Config, ModelConfig
 from headway.config.derived.host_weights import host_types
 from headway.config.optimizers import FP32_BYTES, find_optimizer
+from headway.config.units import Interval
 from headway.core.machine.system import space_of
 from headway.models.facts import parameter_shapes
-
-if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
-    from headway.config.units import Interval
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,8 @@ def _checkpoint_bytes(config: Config, model: ModelConfig) -> int:
 def _milestones(config: Config, every: Interval | None) -> int:
     """Count the checkpoints that `checkpoint.keep_every` keeps until the last step."""
     train = config.train
-    assert train.steps is not None, "the config is resolved"
     if every is None or every.unit == "seconds":
         return 0
-    last = train.steps if every.unit == "steps" else train.batches.tokens_before(train.steps)
+    steps = train.resolved_steps
+    last = steps if every.unit == "steps" else train.batches.tokens_before(steps)
     return last // every.amount

@@ -7,14 +7,11 @@ stages is that of `checkpoint/save/staging.py`.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
+from headway.config import Config
 from headway.config.optimizers import FP32_BYTES
-
-if TYPE_CHECKING:
-    from headway.config import Config
-    from headway.lab.plan.layout import Layout
-    from headway.lab.plan.stages import Stage
+from headway.lab.plan.layout import Layout
+from headway.lab.plan.stages import Stage
 
 #: An assumption: the interpreter, PyTorch with CUDA's libraries and its context, and batches on their way.
 REST_BYTES = 4 * 2**30

@@ -54,7 +54,7 @@ class HostWeightsStep(Passes):
 
     @property
     def _state(self) -> Moment:
-        return Moment("", weights=self.stage.all + self.stage.frozen, buffers=self.lasting)
+        return Moment(weights=self.stage.all + self.stage.frozen, buffers=self.lasting)
 
     @property
     def _leaving(self) -> int:
@@ -71,8 +71,7 @@ class HostWeightsStep(Passes):
         leaving = self._leaving
         base = self._state
         return [
-            base.plus("loss", activations=self.after_forward, buffers=self.loss),
-            base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
+            *self.losses(base),
             base.plus("last layer, backward", activations=self.last_layer, gradients=waits + min(head, leaving),
                       buffers=self.passing),
             base.plus("a layer, backward", activations=self.last_layer - min(self.kept), gradients=waits + leaving,
@@ -86,24 +85,12 @@ class HostWeightsStep(Passes):
         there = stage.handed_over(self.layout.mesh.replicas, sums=True, on_host=True)
         waits = stage.projection if stage.tied else 0
         base = self._state
-        moments = [
-            base.plus("loss", activations=self.after_forward, buffers=self.loss),
-            base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
-        ]
-        for index in reversed(range(stage.layers)):
-            here = [count for name, count in there.items() if name.startswith(f"layers.{index}.")] or [0]
-            below = sum(self.kept[:index])
-            size = self.sizes.mixture if index >= stage.layers - stage.mixtures else self.sizes.dense
-            moments += [
-                base.plus("a layer, backward", activations=below + self.whole(size), buffers=self.passing,
-                          gradients=waits + here[0]),
-                base.plus("gradients sent", activations=below, buffers=self.sizes.gradient,
-                          gradients=waits + max(here)),
-            ]  # fmt: skip
-        moments.append(base.plus("gradients sent", gradients=waits + there.get("embedding.weight", 0)))
         bucket = max(stage.largest, min(BUCKET_BYTES, self._owned))
-        moments.append(base.plus("weights sent", communication=min(stage.all, BUCKETS_IN_FLIGHT * bucket)))
-        return moments
+        return [
+            *self.losses(base),
+            *self.layers_handed_over(base.plus(gradients=waits), there),
+            base.plus("weights sent", communication=min(stage.all, BUCKETS_IN_FLIGHT * bucket)),
+        ]
 
     def _in_shards(self) -> list[Moment]:
         """Plan `zero3`: layers and their gradients are whole in bf16 one after the other, sums of them in fp32."""
@@ -114,7 +101,7 @@ class HostWeightsStep(Passes):
         root = stage.root + stage.frozen_root
         gloo = int(self.gloo)
         wide = FP32_BYTES // BF16_BYTES * stage.layer
-        base = Moment("", weights=stage.shard(shards) + stage.frozen // shards, buffers=self.lasting)
+        base = Moment(weights=stage.shard(shards) + stage.frozen // shards, buffers=self.lasting)
         stays = 0 if layout.reshard_after_forward else stage.in_layers + sum(stage.frozen_layers)
         ahead = ((layout.prefetch or 1) - 1) * unit
         kept = 0 if stays else unit + ahead

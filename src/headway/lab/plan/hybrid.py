@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
-from headway.config import ModelConfig
+from headway.config import Config, ModelConfig
 from headway.lab.plan.activations import Activations, element_bytes, loss_bytes
+from headway.lab.plan.layout import Layout
 from headway.lab.plan.pretrained import HALF, traced_activations
 from headway.lab.plan.trace import Trace, trace_decoder
 from headway.models.decoder import Decoder
 from headway.models.no_values import NoFirstValues
-
-if TYPE_CHECKING:
-    from headway.config import Config
-    from headway.lab.plan.layout import Layout
 
 
 def hybrid_activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:

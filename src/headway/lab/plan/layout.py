@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from headway.config import MeshShape, StrategySpec, effective_strategy, find_strategy, resolve_lanes, resolve_mesh
+from headway.config import (
+    Config,
+    MeshShape,
+    StrategySpec,
+    effective_strategy,
+    find_strategy,
+    resolve_lanes,
+    resolve_mesh,
+)
 from headway.config.strategies import FOR_COPIES
-
-if TYPE_CHECKING:
-    from headway.config import Config
-    from headway.core.types import Checkpointing
+from headway.core.types import Checkpointing
 
 #: Modes of activation checkpointing, in decreasing order of memory.
 CHECKPOINTING = ("none", "selective", "full")

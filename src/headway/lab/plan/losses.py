@@ -8,21 +8,19 @@ nothing.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from headway.config import Config
 from headway.lab.plan.pretrained import HALF
 from headway.lab.plan.trace import LiveStorages
 from headway.models.build import complete
 from headway.models.facts import count_parameters
 from headway.training.custom_loss import Distillation, cross_entropy, teacher_config
-
-if TYPE_CHECKING:
-    from headway.config import Config
 
 
 def logits_loss_bytes(config: Config, vocabulary: int, dim: int, tokens: int) -> tuple[int, int]:

@@ -8,22 +8,19 @@ memory and fragmentation are not counted: `recommend.USABLE_SHARE` leaves room f
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from headway.config import Config, ModelConfig
 from headway.config.optimizers import FP32_BYTES, UpdateSizes, find_optimizer
 from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, masked_pairs
 from headway.lab.plan.deepspeed import EngineStep
 from headway.lab.plan.host import HostPlan, plan_host
 from headway.lab.plan.host_weights import BF16_BYTES, HostWeightsStep
+from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory_plan import MemoryPlan, Moment
 from headway.lab.plan.pass_memory import Passes
 from headway.lab.plan.stages import BUCKET_BYTES, BUCKETS_IN_FLIGHT, Stage, pipeline_stages
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
-    from headway.lab.plan.layout import Layout
 
 
 def plan_memory(
@@ -41,17 +38,14 @@ def plan_memory(
     Raises:
         ConfigError: offload is set although moments are in host memory already.
     """
-    if (
-        config.optimizer.offload
-        and device == "cpu"
-        and not (layout.strategy.cuts_parameters or layout.strategy.is_deepspeed)
-    ):
+    on_cpu = device == "cpu"
+    if config.optimizer.offload and on_cpu and not (layout.strategy.cuts_parameters or layout.strategy.is_deepspeed):
         raise ConfigError(
             "moments are in host memory already when training on cpu",
             where="optimizer.offload",
             fix="optimizer.offload=false",
         )
-    gloo = device == "cpu" if gloo is None else gloo
+    gloo = on_cpu if gloo is None else gloo
     length = config.train.sequence_length // layout.mesh.cp
     stages: list[Stage]
     if model.implementation == "transformers":  # traced with torch; the plan of a native decoder does without
@@ -68,7 +62,12 @@ def plan_memory(
         tables = pretrained_buffers(config, model)
         pairs = 0
     else:
-        sizes = _activations(config, model, layout, device)
+        if not _varies(model) or model.experts or max(layout.mesh.tp, layout.mesh.cp) > 1:
+            sizes = Activations.of_layout(config, model, layout, device)
+        else:
+            from headway.lab.plan.hybrid import hybrid_activations  # traced with torch too
+
+            sizes = hybrid_activations(config, model, layout, device)
         stages = pipeline_stages(config, model, layout)
         kinds = 1 if model.local_rope_theta is None else 2
         tables = 2 * kinds * model.max_sequence_length * Shape.of(model).rotary_dim * FP32_BYTES
@@ -83,45 +82,32 @@ def plan_memory(
         sizes = replace(sizes, loss_forward=loss[0], loss_backward=loss[1])
         teacher = teacher_bytes(config)
     # Ids and targets in int64. On the CPU the batches of a whole step are in the same memory.
-    batches = 16 * layout.micro_batch * length * (layout.micro_batches if device == "cpu" else 1)
+    batches = 16 * layout.micro_batch * length * (layout.micro_batches if on_cpu else 1)
+    kind: type[Passes] = _Step
+    if layout.strategy.is_deepspeed:
+        kind = EngineStep
+    elif config.train.weights != "fp32":
+        kind = HostWeightsStep
+        stages = [replace(stage, element_bytes=BF16_BYTES, gathers_half=False) for stage in stages]
     moments: list[Moment] = []
     hosts: list[HostPlan] = []
-    on_host = config.train.weights != "fp32"
     for stage in stages:
         lasting = batches + tables + pairs + stage.received * sizes.gradient
-        on_cpu = device == "cpu"
-        if layout.strategy.is_deepspeed:
-            engine = EngineStep(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
-            moments += engine.moments()
-            hosts.append(engine.host())
-        elif on_host:
-            half = replace(stage, element_bytes=BF16_BYTES, gathers_half=False)
-            there = HostWeightsStep(half, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
-            host = there.host()
-            hosts.append(host)
-            # A CPU has both in one memory.
-            kept = {"weights": host.weights, "gradients": host.gradients, "optimizer": host.optimizer}
-            moments += [moment.plus(moment.name, **kept) if on_cpu else moment for moment in there.moments()]
-        else:
-            step = _Step(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
-            moments += step.sharded() if layout.strategy.cuts_parameters else step.replicated()
-            hosts.append(plan_host(config, stage, layout))
+        step = kind(stage, layout, sizes, config, on_cpu=on_cpu, gloo=gloo, lasting=lasting)
+        host = step.host()
+        hosts.append(host)
+        kept = {"weights": teacher}
+        if kind is HostWeightsStep and on_cpu:  # which has both in one memory
+            kept = {"weights": teacher + host.weights, "gradients": host.gradients, "optimizer": host.optimizer}
+        moments += [moment.plus(moment.name, **kept) for moment in step.moments()]
     # Besides that of all workers, a communicator for each dimension with several of them.
     split = sum(size > 1 for size in layout.mesh.sizes.values())
     return MemoryPlan(
-        [moment.plus(moment.name, weights=teacher) for moment in moments],
-        communicators=1 + split if split and device != "cpu" else 0,
-        host=HostPlan() if device == "cpu" else max(hosts, key=lambda host: host.total),
-        caches=device != "cpu",
+        moments,
+        communicators=1 + split if split and not on_cpu else 0,
+        host=HostPlan() if on_cpu else max(hosts, key=lambda host: host.total),
+        caches=not on_cpu,
     )
-
-
-def _activations(config: Config, model: ModelConfig, layout: Layout, device: str) -> Activations:
-    if not _varies(model) or model.experts or max(layout.mesh.tp, layout.mesh.cp) > 1:
-        return Activations.of_layout(config, model, layout, device)
-    from headway.lab.plan.hybrid import hybrid_activations  # traced with torch too
-
-    return hybrid_activations(config, model, layout, device)
 
 
 def _varies(model: ModelConfig) -> bool:
@@ -133,26 +119,36 @@ def _varies(model: ModelConfig) -> bool:
 class _Step(Passes):
     """The moments of one stage's step."""
 
+    def moments(self) -> list[Moment]:
+        """Return every point of the step that may be the peak."""
+        return self._sharded() if self.layout.strategy.cuts_parameters else self._replicated()
+
+    def host(self) -> HostPlan:
+        """Plan host memory: with `optimizer.offload` copies of weights and gradients, and moments."""
+        return plan_host(self.config, self.stage, self.layout)
+
     # Weights whole on every worker ------------------------------------------------------------------------------------
 
-    def replicated(self) -> list[Moment]:
+    def _replicated(self) -> list[Moment]:
         """Plan strategies with whole weights: `single`, `ddp`, `zero1` and `zero2`."""
         stage = self.stage
         layout = self.layout
         name = self.config.optimizer.name
         owners = layout.mesh.replicas if layout.strategy.divides_update else 1
         optimizer = self.moments_of(stage.largest_moments(owners, name))
-        state = Moment("", weights=stage.all + stage.frozen, optimizer=optimizer, buffers=self.lasting)
+        state = Moment(weights=stage.all + stage.frozen, optimizer=optimizer, buffers=self.lasting)
         bucket = max(stage.largest, min(BUCKET_BYTES, stage.largest_share(owners)))
         if layout.strategy.shards_gradients and not layout.elastic:
-            moments = self._handed_over(state, owners)
+            # Gradients wait until their bucket is full, and go to its owner.
             gradients = stage.largest_share(owners)
+            moments = self.losses(state.plus(gradients=gradients if self.accumulates else 0))
+            moments += self.layers_handed_over(state, stage.handed_over(owners, sums=self.accumulates))
         else:
             in_buckets = layout.strategy.fills_buckets or layout.elastic
             growing = not (in_buckets or self.accumulates)
             # With one lane there are no sums to keep.
             lanes = self.copies_of_lanes * stage.all if layout.lanes > 1 else 0
-            moments = self._passes(state.plus("", gradients=0 if growing else stage.all, buffers=lanes), growing)
+            moments = self._passes(state.plus(gradients=0 if growing else stage.all, buffers=lanes), growing)
             if layout.elastic:
                 # Half of a bucket arrives from the nearest worker (`parallel/tree.py`).
                 parts = stage.largest // 2 if layout.mesh.data > 1 else 0
@@ -174,35 +170,11 @@ class _Step(Passes):
         joined = stage.tied and self.on_cpu and mesh.tp * mesh.pp == 1
         table = 0 if growing and (stage.own_table or joined) else stage.table
         return [
-            base.plus("loss", activations=self.after_forward, buffers=self.loss),
-            base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
+            *self.losses(base),
             base.plus("last layer, backward", activations=self.last_layer, gradients=head, buffers=self.passing),
             base.plus("first layer, backward", activations=self.first_layer, gradients=most, buffers=self.passing),
             base.plus("embedding, backward", gradients=stage.all if growing else 0, buffers=table),
         ]
-
-    def _handed_over(self, base: Moment, owners: int) -> list[Moment]:
-        """Plan `zero2`: gradients wait until their bucket is full, and go to its owner."""
-        stage = self.stage
-        there = stage.handed_over(owners, sums=self.accumulates)
-        before = stage.largest_share(owners) if self.accumulates else 0
-        moments = [
-            base.plus("loss", activations=self.after_forward, buffers=self.loss, gradients=before),
-            base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward, gradients=before),
-        ]
-        for index in reversed(range(stage.layers)):
-            here = [count for name, count in there.items() if name.startswith(f"layers.{index}.")] or [0]
-            below = stage.ahead * sum(self.kept) + sum(self.kept[:index])
-            size = self.sizes.mixture if index >= stage.layers - stage.mixtures else self.sizes.dense
-            # The layer begins with all its activations and ends with all its gradients.
-            moments += [
-                base.plus("a layer, backward", activations=below + self.whole(size), buffers=self.passing,
-                          gradients=here[0]),
-                base.plus("gradients sent", activations=below, buffers=self.sizes.gradient, gradients=max(here)),
-            ]  # fmt: skip
-        table = there.get("embedding.weight", 0)
-        moments.append(base.plus("gradients sent", gradients=table))
-        return moments
 
     def _update(self, owners: int) -> int:
         """Return the optimizer's temporaries on this device."""
@@ -223,7 +195,7 @@ class _Step(Passes):
 
     # Weights cut between workers --------------------------------------------------------------------------------------
 
-    def sharded(self) -> list[Moment]:
+    def _sharded(self) -> list[Moment]:
         """Plan `zero3` and `hsdp`: layers are gathered as units, all other weights as the root.
 
         A unit arrives in one flat buffer and is copied out of it; the buffer lives until the next unit is copied out.
@@ -254,14 +226,13 @@ class _Step(Passes):
         sums = layout.lanes if layout.elastic else layout.micro_batches if self.sums_each_micro_batch else 1
         is_whole = layout.micro_batches > sums
         state = Moment(
-            "",
             weights=own + frozen,
             optimizer=self.moments_of(stage.shard_of_moments(shards, name)),
             buffers=self.lasting,
             gradients=(stage.all if is_whole else 0) + (own if sums > 1 else 0),
         )
         if layout.elastic and layout.lanes > 1:
-            state = state.plus("", buffers=self.copies_of_lanes * stage.shard(shards))
+            state = state.plus(buffers=self.copies_of_lanes * stage.shard(shards))
         growing = not is_whole
         whole_layers = stage.in_layers * trained_unit // max(1, stage.layer) + sum(stage.frozen_layers)
         stays = 0 if layout.reshard_after_forward else whole_layers
@@ -298,4 +269,4 @@ class _Step(Passes):
         ]  # fmt: skip
         update = Moment("update", weights=state.weights, optimizer=state.optimizer, gradients=own)
         temporaries = 0 if offload else self._update(1) // shards
-        return [*moments, update.plus("update", buffers=self.lasting + temporaries)]
+        return [*moments, update.plus(buffers=self.lasting + temporaries)]

@@ -17,7 +17,7 @@ _NCCL_CHANNELS = 32
 class Moment:
     """The content of memory at one point of a step, in bytes."""
 
-    name: str
+    name: str = ""
     weights: int = 0
     """Weights of this worker."""
     gradients: int = 0
@@ -39,9 +39,9 @@ class Moment:
         """Sum of all parts."""
         return sum(self.parts.values())
 
-    def plus(self, name: str, **more: int) -> Moment:
-        """Return a moment with more bytes in some parts."""
-        return Moment(name, **{part: count + more.get(part, 0) for part, count in self.parts.items()})
+    def plus(self, name: str = "", **more: int) -> Moment:
+        """Return a moment with more bytes in some parts, under another name if one is given."""
+        return Moment(name or self.name, **{part: count + more.get(part, 0) for part, count in self.parts.items()})
 
 
 @dataclass(frozen=True)

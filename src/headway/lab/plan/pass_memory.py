@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from headway.config import Config
 from headway.lab.plan.activations import Activations, LayerSizes
+from headway.lab.plan.host import HostPlan
+from headway.lab.plan.layout import Layout
+from headway.lab.plan.memory_plan import Moment
+from headway.lab.plan.stages import Stage
 
-if TYPE_CHECKING:
-    from headway.config import Config
-    from headway.lab.plan.layout import Layout
-    from headway.lab.plan.stages import Stage
 
+@dataclass
+class Passes(ABC):
+    """The passes of one stage with one micro-batch in progress, and the step around them."""
 
-class Passes:
-    """The passes of one stage with one micro-batch in progress."""
+    stage: Stage
+    layout: Layout
+    sizes: Activations
+    config: Config
+    on_cpu: bool
+    gloo: bool
+    """Whether collectives need buffers of their own."""
+    lasting: int
+    """Bytes that are there all along."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        layout: Layout,
-        sizes: Activations,
-        config: Config,
-        *,
-        on_cpu: bool,
-        gloo: bool,
-        lasting: int,
-    ) -> None:
-        self.stage = stage
-        self.layout = layout
-        self.sizes = sizes
-        self.config = config
-        self.on_cpu = on_cpu
-        self.gloo = gloo
-        self.lasting = lasting
+    def __post_init__(self) -> None:
+        stage = self.stage
+        layout = self.layout
+        sizes = self.sizes
         self.accumulates = layout.micro_batches > 1
-        self.sums_each_micro_batch = config.parallel.reduces_each_micro_batch(stage.all)
+        self.sums_each_micro_batch = self.config.parallel.reduces_each_micro_batch(stage.all)
         #: Weights gathered in half precision need no copies, and products save nothing that outlives them.
         #: fp8 layers cast their weights themselves, so those travel in fp32.
-        in_half = config.train.precision in ("bf16", "fp16")
+        in_half = self.config.train.precision in ("bf16", "fp16")
         self.half = layout.strategy.cuts_parameters and stage.gathers_half and in_half
         dense = self.kept_of(sizes.dense)
         mixture = self.kept_of(sizes.mixture)
         last = sizes.mixture if stage.mixtures else sizes.dense
-        first = self._first
+        first = sizes.mixture if stage.mixtures == stage.layers else sizes.dense
         #: Activations that each layer keeps, in the order of layers.
         self.kept = [dense] * (stage.layers - stage.mixtures) + [mixture] * stage.mixtures
         self.last_norm = sizes.last_norm if stage.has_loss else 0
@@ -62,9 +61,41 @@ class Passes:
         self.loss_backward = sizes.loss_backward if stage.has_loss else 0
         self.copies_of_lanes = max(1, (layout.lanes - 1).bit_length()) if layout.elastic else 0
 
-    @property
-    def _first(self) -> LayerSizes:
-        return self.sizes.mixture if self.stage.mixtures == self.stage.layers else self.sizes.dense
+    @abstractmethod
+    def moments(self) -> list[Moment]:
+        """Return every point of the step that may be the peak."""
+
+    @abstractmethod
+    def host(self) -> HostPlan:
+        """Plan host memory, where it is not the device's."""
+
+    def losses(self, base: Moment) -> list[Moment]:
+        """Return the two points of the loss, in a step that has what `base` has."""
+        return [
+            base.plus("loss", activations=self.after_forward, buffers=self.loss),
+            base.plus("loss, backward", activations=self.after_forward, buffers=self.loss_backward),
+        ]
+
+    def layers_handed_over(self, base: Moment, there: Mapping[str, int]) -> list[Moment]:
+        """Return the backward passes of layers whose gradients leave by bucket, with those of the embedding.
+
+        Args:
+            base: What the step has all along.
+            there: As `Stage.handed_over`.
+        """
+        stage = self.stage
+        moments = []
+        for index in reversed(range(stage.layers)):
+            here = gradients_of(there, index)
+            below = stage.ahead * sum(self.kept) + sum(self.kept[:index])
+            size = self.sizes.mixture if index >= stage.layers - stage.mixtures else self.sizes.dense
+            # The layer begins with all its activations and ends with all its gradients.
+            moments += [
+                base.plus("a layer, backward", activations=below + self.whole(size), buffers=self.passing,
+                          gradients=here[0]),
+                base.plus("gradients sent", activations=below, buffers=self.sizes.gradient, gradients=max(here)),
+            ]  # fmt: skip
+        return [*moments, base.plus("gradients sent", gradients=there.get("embedding.weight", 0))]
 
     def kept_of(self, layer: LayerSizes) -> int:
         """Return the bytes that a layer keeps until its backward pass."""
@@ -80,3 +111,8 @@ class Passes:
     def moments_of(self, count: int) -> int:
         """Return the bytes of moments on the device; with offload they are in host memory."""
         return 0 if self.config.optimizer.offload and not self.on_cpu else count
+
+
+def gradients_of(there: Mapping[str, int], layer: int) -> list[int]:
+    """Return the amounts for a layer among those by parameter; 0 for one without any."""
+    return [count for name, count in there.items() if name.startswith(f"layers.{layer}.")] or [0]

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headway.config import override
+from headway.config import Config, ModelConfig, override
 from headway.config.strategies import DEEPSPEED, simplest_strategy, strategy_of
 from headway.core.errors import ConfigError
 from headway.cost.pricing import Price, price_of
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.lab.plan.accelerators import Machines
 from headway.lab.plan.disk import DiskPlan, plan_disk
 from headway.lab.plan.layout import has_copied_experts
 from headway.lab.plan.recommend import (
     Option,
+    Planner,
     Recommendation,
     deepspeed_listed,
     host_fits,
-    option,
-    options,
-    recommend,
     usable_bytes,
-    why_no_deepspeed,
 )
 from headway.lab.plan.speed import assumptions, host_bandwidth
 from headway.models.facts import ParameterCounts, count_parameters, flops_per_token
 from headway.models.hub.folder import settings_folder
 from headway.models.shape import embedding_rows
 from headway.telemetry.arithmetic import cpu_multiplies_bf16
-
-if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
-    from headway.lab.plan.accelerators import Machines
 
 
 @dataclass(frozen=True)
@@ -214,12 +208,13 @@ def make_plan(
         )
     config = _with_precision(config, machines)
     model, vocab_source = complete_model(config)
-    table = options(config, model, machines)
+    planner = Planner(config, model, machines)
+    table = planner.options()
     refusals = [option.refusal for option in table if option.refusal is not None]
-    recommendation = recommend(config, model, machines, table)
+    recommendation = planner.recommend(table)
     if len(refusals) == len(table) and recommendation.option is None:
         raise refusals[0]
-    assert config.train.steps is not None and model.vocab_size is not None
+    assert model.vocab_size is not None
     has_deepspeed = any(option.strategy in DEEPSPEED for option in table)
     return Plan(
         machines=machines,
@@ -227,16 +222,16 @@ def make_plan(
         flops_per_token=flops_per_token(model, config.train.sequence_length),
         vocab_size=model.vocab_size,
         vocab_source=vocab_source,
-        tokens=config.train.batches.tokens_before(config.train.steps),
+        tokens=config.train.batches.tokens_before(config.train.resolved_steps),
         precision=config.train.precision,
         table=table,
-        own=_as_it_is(config, model, machines),
+        own=_as_it_is(planner),
         recommendation=recommendation,
         usable_bytes=usable_bytes(machines),
         price=price_of(config.cost, config.usd_per_hour, machines.count),
         measured_tokens_per_second=measured_tokens_per_second,
         deepspeed=deepspeed_listed(config) if has_deepspeed else None,
-        no_deepspeed=None if has_deepspeed else why_no_deepspeed(config, model, machines),
+        no_deepspeed=None if has_deepspeed else planner.why_no_deepspeed(),
         notes=tuple(_notes(config, machines)),
         disk=plan_disk(config, model, here=here),
     )
@@ -249,14 +244,15 @@ def plan_as_it_is(config: Config, machines: Machines) -> Option:
         ConfigError, CheckpointError, DataError: as `make_plan`; what the machines do not allow is in the option.
     """
     config = _with_precision(config, machines)
-    return _as_it_is(config, complete_model(config)[0], machines)
+    return _as_it_is(Planner(config, complete_model(config)[0], machines))
 
 
-def _as_it_is(config: Config, model: ModelConfig, machines: Machines) -> Option:
+def _as_it_is(planner: Planner) -> Option:
     """Plan the config with its own strategy, checkpointing and micro-batch."""
-    alone = machines.count == config.parallel.tensor * config.parallel.pipeline and not has_copied_experts(config)
-    strategy = strategy_of(config.parallel.strategy, alone=alone)
-    return option(config, model, machines, strategy, config.train.activation_checkpointing)
+    config = planner.config
+    parallel = config.parallel
+    alone = planner.machines.count == parallel.tensor * parallel.pipeline and not has_copied_experts(config)
+    return planner.option(strategy_of(parallel.strategy, alone=alone), config.train.activation_checkpointing)
 
 
 def _notes(config: Config, machines: Machines) -> Iterator[str]:

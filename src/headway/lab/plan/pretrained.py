@@ -7,30 +7,26 @@ Parameters come from the model itself, which is made on the meta device; activat
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from headway.config import ModelConfig
+from headway.config import Config, ModelConfig
 from headway.config.optimizers import FP32_BYTES
 from headway.core.errors import ConfigError
 from headway.lab.plan.activations import Activations, LayerSizes, element_bytes, loss_bytes
+from headway.lab.plan.layout import Layout
 from headway.lab.plan.stages import Stage, Weight
 from headway.lab.plan.trace import Trace, trace_model
 from headway.models.hub.frozen import freeze_as_configured
 from headway.models.hub.sizes import model_without_weights
 from headway.models.hub.transformers_build import read_config
+from headway.models.hub.transformers_model import TransformersModel
 from headway.parallel.fsdp import wrap_units
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from headway.config import Config
-    from headway.lab.plan.layout import Layout
-    from headway.models.hub.transformers_model import TransformersModel
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -81,7 +77,7 @@ def pretrained_stage(config: Config, model: ModelConfig) -> PretrainedStage:
     Raises:
         ConfigError: the model cannot be made.
     """
-    built, layers = _built(model, config)
+    built, layers = _built(_Key.of(model, config))
     places = {id(module): index for index, layer in enumerate(layers) for module in layer.parameters()}
     table = built.causal.get_input_embeddings()
     projection = built.output_projection()
@@ -120,13 +116,13 @@ def pretrained_stage(config: Config, model: ModelConfig) -> PretrainedStage:
 
 def pretrained_buffers(config: Config, model: ModelConfig) -> int:
     """Return the bytes of a model's buffers."""
-    built, _ = _built(model, config)
+    built, _ = _built(_Key.of(model, config))
     return sum(buffer.nbytes for buffer in built.buffers())
 
 
 def hidden_size(config: Config, model: ModelConfig) -> int:
     """Return the width of the hidden states that enter the output projection."""
-    built, _ = _built(model, config)
+    built, _ = _built(_Key.of(model, config))
     return int(built.causal.config.get_text_config().hidden_size)
 
 
@@ -140,9 +136,10 @@ def pretrained_activations(config: Config, model: ModelConfig, layout: Layout, d
     precision = config.train.precision
     length = config.train.sequence_length
     packed = config.data.document_mask
-    built, _ = _built(model, config)
+    key = _Key.of(model, config)
+    built, _ = _built(key)
     return traced_activations(
-        lambda rows, mode: _traced(model, config, (rows, length), mode, packed),
+        lambda rows, mode: _traced(key, (rows, length), mode, packed),
         layout,
         loss=lambda: _loss_bytes(built.output_projection(), layout.micro_batch * length, precision, device),
     )
@@ -172,13 +169,14 @@ def traced_activations(
     rows = layout.micro_batch
     one, two = (trace(count, "none") for count in (1, 2))
     whole = _line(one, two, rows)
-    fixed = _fixed(one, two)
+    # What a layer keeps whatever the rows: copies of its weights in half precision.
+    fixed = max(0, 2 * sum(one.kept) - sum(two.kept)) // len(one.kept)
     selected = whole
     if layout.checkpointing == "selective":
         one, two = (trace(count, "selective") for count in (1, 2))
         selected = _line(one, two, rows)
     layers = len(whole.kept)
-    kept = sum(whole.kept) // len(whole.kept)
+    kept = sum(whole.kept) // layers
     layer = LayerSizes(
         saved=kept - fixed,
         selected=sum(selected.kept) // layers,
@@ -207,11 +205,6 @@ def _line(one: Trace, two: Trace, rows: int) -> Trace:
     )
 
 
-def _fixed(one: Trace, two: Trace) -> int:
-    """Return what a layer keeps whatever the rows: copies of its weights in half precision."""
-    return max(0, 2 * sum(one.kept) - sum(two.kept)) // len(one.kept)
-
-
 def _check_layout(config: Config, layout: Layout) -> None:
     mesh = layout.mesh
     if max(mesh.tp, mesh.pp, mesh.cp, mesh.ep) > 1:
@@ -222,40 +215,31 @@ def _check_layout(config: Config, layout: Layout) -> None:
         )
 
 
+class _Key(NamedTuple):
+    """What determines a model and its parameters, for caches of them."""
+
+    dumped: str
+    precision: str
+    half_weights: bool
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: Config) -> _Key:
+        return cls(model.model_dump_json(), config.train.precision, config.train.weights != "fp32")
+
+
 @lru_cache(maxsize=2)
-def _built_of(dumped: str, precision: str, half_weights: bool) -> tuple[TransformersModel, list[nn.Module]]:
-    config = ModelConfig.model_validate_json(dumped)
+def _built(key: _Key) -> tuple[TransformersModel, list[nn.Module]]:
+    config = ModelConfig.model_validate_json(key.dumped)
     model = copy.deepcopy(model_without_weights(config))
-    freeze_as_configured(model, precision, published=getattr(read_config(config), "dtype", None))
-    if half_weights:
+    freeze_as_configured(model, key.precision, published=getattr(read_config(config), "dtype", None))
+    if key.half_weights:
         for p in model.parameters():
             p.data = p.data.to(torch.bfloat16)
     return model, wrap_units(model.causal)
 
 
-def _built(model: ModelConfig, config: Config) -> tuple[TransformersModel, list[nn.Module]]:
-    return _built_of(model.model_dump_json(), config.train.precision, config.train.weights != "fp32")
-
-
 @lru_cache(maxsize=16)
-def _traced_of(
-    dumped: str,
-    precision: str,
-    shape: tuple[int, int],
-    *,
-    half_weights: bool,
-    mode: Literal["none", "selective"],
-    packed: bool,
-) -> Trace:
+def _traced(key: _Key, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool) -> Trace:
     # Layers beyond a few are only copied to be thrown away, but they have no memory.
-    model, layers = copy.deepcopy(_built_of(dumped, precision, half_weights))
-    return trace_model(model, layers, shape, mode=mode, half=HALF.get(precision), packed=packed)
-
-
-def _traced(
-    model: ModelConfig, config: Config, shape: tuple[int, int], mode: Literal["none", "selective"], packed: bool
-) -> Trace:
-    half_weights = config.train.weights != "fp32"
-    return _traced_of(
-        model.model_dump_json(), config.train.precision, shape, half_weights=half_weights, mode=mode, packed=packed
-    )
+    model, layers = copy.deepcopy(_built(key))
+    return trace_model(model, layers, shape, mode=mode, half=HALF.get(key.precision), packed=packed)

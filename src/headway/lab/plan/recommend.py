@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING
 
-from headway.config import override
+from headway.config import Config, ModelConfig, override
 from headway.config.derived.lanes import divisors
 from headway.config.optimizers import find_optimizer
 from headway.config.strategies import (
@@ -23,18 +22,15 @@ from headway.config.strategies import (
     simplest_strategy,
 )
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.format import format_bytes, format_count
+from headway.core.format import format_bytes
 from headway.core.requirements import install_command
 from headway.core.user_command import config_words
+from headway.lab.plan.accelerators import Machines
 from headway.lab.plan.activations import FP8_TILE
 from headway.lab.plan.layout import CHECKPOINTING, Layout, has_copied_experts
 from headway.lab.plan.memory import plan_memory
 from headway.lab.plan.memory_plan import MemoryPlan
 from headway.lab.plan.speed import Speed, plan_speed
-
-if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
-    from headway.lab.plan.accelerators import Machines
 
 #: Share of an accelerator's memory; the rest is for the driver, communication buffers and fragmentation.
 USABLE_SHARE = 0.9
@@ -109,81 +105,12 @@ def host_fits(memory: MemoryPlan, machines: Machines) -> bool | None:
     return memory.host.total * machines.per_node <= machines.host_gib * 2**30
 
 
-def options(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
-    """Return every strategy with every mode of activation checkpointing for an otherwise unchanged config.
-
-    A strategy from outside that the config selects comes after Headway's own.
-    DeepSpeed's strategies are included if DeepSpeed is installed or the config selects one (`deepspeed_listed`). Unless
-    the config selects one, those that are incompatible with the config are dropped.
-    """
-    alone = _sharers(config, machines.count) == 1
-    asked = find_strategy(config.parallel.strategy).is_deepspeed
-    # Copies of experts have gradients to sum even without other data-parallel workers.
-    lone = FOR_COPIES if has_copied_experts(config) else FOR_ONE_WORKER
-    several = [spec.name for spec in distinct_strategies() if spec.sums_gradients and not spec.is_deepspeed]
-    own = [lone] if alone else several
-    configured = find_strategy(config.parallel.strategy)
-    if configured.name not in STRATEGIES and (configured.works_alone or not alone):
-        own.append(configured.name)
-    theirs = DEEPSPEED if asked or (deepspeed_listed(config) and not alone) else ()
-    found = [option(config, model, machines, name, mode) for name in (*own, *theirs) for mode in CHECKPOINTING]
-    return [o for o in found if asked or o.strategy not in DEEPSPEED or o.refusal is None]
-
-
 def deepspeed_listed(config: Config) -> str | None:
     """Return the reason why a plan lists DeepSpeed's strategies; None if it does not."""
     if find_strategy(config.parallel.strategy).is_deepspeed:
         return "parallel.strategy asks for one"
     package = find_strategy(DEEPSPEED[0]).needs
     return "it is installed" if package is not None and find_spec(package.module) is not None else None
-
-
-def why_no_deepspeed(config: Config, model: ModelConfig, machines: Machines) -> str:
-    """Return the reason why a plan lists no strategies of DeepSpeed."""
-    if _sharers(config, machines.count) == 1:
-        return "a single data-parallel worker has nothing to divide"
-    if deepspeed_listed(config) is None:
-        return f"install it ({install_command('deepspeed')}) or set parallel.strategy to one of them"
-    refusal = option(config, model, machines, DEEPSPEED[0], CHECKPOINTING[0]).refusal
-    assert refusal is not None, "the plan would have it"
-    return refusal.what
-
-
-def _sharers(config: Config, workers: int) -> int:
-    """Return the number of workers that compute gradients of the same weights, from other rows or positions."""
-    return max(1, workers // (config.parallel.tensor * config.parallel.pipeline))
-
-
-def option(
-    config: Config,
-    model: ModelConfig,
-    machines: Machines,
-    strategy: str,
-    checkpointing: str,
-    *,
-    rows: int | None = None,
-    more: Sequence[str] = (),
-) -> Option:
-    """Plan one option, with more overrides, or record why it is impossible; checks as `headway train` does."""
-    overrides = [f"parallel.strategy={strategy}", f"train.activation_checkpointing={checkpointing}", *more]
-    if rows is not None:
-        overrides.append(f"train.micro_batch={rows}")
-    copies = machines.nodes if find_strategy(strategy).two_levels and config.parallel.replicate is None else None
-    if copies is not None and copies > 1:
-        # One replica per machine: shards are gathered over the machine's own links.
-        overrides.append(f"parallel.replicate={copies}")
-    try:
-        changed = override(config, [*overrides, f"parallel.workers={machines.count}"])
-        _check_fp8(changed, machines)
-        layout = Layout.of(changed, machines.count)
-        memory = plan_memory(changed, model, layout, machines.accelerator.device)
-    except HeadwayError as error:
-        return Option(tuple(overrides), None, refusal=error)
-    speed = plan_speed(changed, model, layout, machines)
-    seconds = None if speed is None else _run_seconds(changed, model, layout, machines)
-    return Option(
-        tuple(overrides), layout, memory=memory, speed=speed, run_seconds=seconds, fits=fits(memory, machines)
-    )
 
 
 def _check_fp8(config: Config, machines: Machines) -> None:
@@ -209,8 +136,7 @@ def _run_seconds(config: Config, model: ModelConfig, layout: Layout, machines: M
     """Sum the time of all steps; steps of a ramp or before a change have other micro-batches, but the same update."""
     train = config.train
     total = 0.0
-    assert train.steps is not None
-    for first, last, rows in train.batches.stretches(0, train.steps):
+    for first, last, rows in train.batches.stretches(0, train.resolved_steps):
         batch = {"global_batch": rows, "batch_ramp": [], "sequence_length": train.batches.length(first)}
         part = config.model_copy(update={"train": train.model_copy(update=batch)})
         fewer = replace(layout, micro_batches=max(1, layout.micro_batches * rows // train.global_batch_rows))
@@ -229,34 +155,6 @@ class Recommendation:
     reason: str
     runner_up: Option | None = None
     """The best option that fits and differs in more than the micro-batch."""
-
-
-def recommend(config: Config, model: ModelConfig, machines: Machines, table: Sequence[Option]) -> Recommendation:
-    """Choose the fastest option that fits; among options about as fast, the simplest.
-
-    If the speed is unknown, choose the simplest that fits, preferably without checkpointing.
-    """
-    if usable_bytes(machines) is None:
-        return Recommendation(None, "the accelerator's memory is unknown; give it with --memory-gib")
-    possible = [option for option in table if option.layout is not None]
-    tried = [*possible, *_other_micro_batches(config, model, machines, possible)]
-    fitting = [option for option in tried if option.fits]
-    for wider in (_wider, _lighter, _on_host):
-        if fitting:
-            break
-        found = [option for option in wider(config, model, machines) if option.layout is not None]
-        fitting = [option for option in found if option.fits]
-        fastest = sorted((o for o in fitting if o.speed is not None), key=_seconds)[:_MOST_RECUT]
-        fitting += [option for option in _other_micro_batches(config, model, machines, fastest) if option.fits]
-        tried += found
-    if not tried:
-        return Recommendation(None, "the config cannot be trained on these machines; see the reasons above")
-    if not fitting:
-        return Recommendation(None, _nothing_fits(config, model, machines, tried))
-    best, why = _best(fitting)
-    others = [o for o in fitting if o.way != best.way]
-    remarks = [f"{why}.", _price(best, machines), _asked_for(config, best, tried), _what_does_not(possible)]
-    return Recommendation(best, " ".join(filter(None, remarks)), _best(others)[0] if others else None)
 
 
 def _best(fitting: Sequence[Option]) -> tuple[Option, str]:
@@ -301,67 +199,10 @@ def _asked_for(config: Config, best: Option, tried: Sequence[Option]) -> str:
     return f"The config's parallel.strategy={asked} {longer}."
 
 
-def _wider(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
-    """Plan ways to train a model that no strategy alone makes fit.
-
-    Moments in host memory, and matrices, layers and long rows that workers share. A degree that the config sets stays
-    as it is.
-    """
-    found = [] if config.optimizer.offload else _with(config, model, machines, "optimizer.offload=true")
-    for degrees in _degrees(config, machines):
-        more = [f"parallel.{name}={degree}" for name, degree in degrees.items() if degree > 1]
-        if degrees["tensor"] > 1 and config.train.compile:
-            more.append("train.compile=false")  # refused together with shards
-        alone = machines.count == degrees["tensor"] * degrees["pipeline"]
-        for strategy in _wide_strategies(alone):
-            found += [option(config, model, machines, strategy, mode, rows=1, more=more) for mode in CHECKPOINTING[1:]]
-    return found
-
-
-def _lighter(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
-    """Plan the same optimizer with lighter moments, which change what is computed."""
-    lighter = find_optimizer(config.optimizer.name).lighter[:1]
-    return [way for name in lighter for way in _with(config, model, machines, f"optimizer.name={name}")]
-
-
-def _on_host(config: Config, model: ModelConfig, machines: Machines) -> list[Option]:
-    """Plan weights in bf16 with masters, moments and gradients in host memory."""
-    return [] if machines.accelerator.device == "cpu" else _with(config, model, machines, "train.weights=bf16")
-
-
-def _with(config: Config, model: ModelConfig, machines: Machines, more: str) -> list[Option]:
-    return [
-        option(config, model, machines, strategy, mode, rows=1, more=[more])
-        for strategy in _wide_strategies(_sharers(config, machines.count) == 1)
-        for mode in CHECKPOINTING
-    ]
-
-
 def _wide_strategies(alone: bool) -> list[str]:
     """Return the strategies to combine with others: those that divide moments, and everything."""
     traits = (lambda spec: spec.divides_update, lambda spec: spec.cuts_parameters)
     return [FOR_ONE_WORKER] if alone else [simplest_strategy(wanted) for wanted in traits]
-
-
-def _degrees(config: Config, machines: Machines) -> list[dict[str, int]]:
-    """Return the degrees of tensor, pipeline and context parallelism to try."""
-    parallel = config.parallel
-    long = config.train.sequence_length >= _LONG_ROW
-    choices: dict[str, Sequence[int]] = {
-        "tensor": (1, 2, 4, 8),  # within a machine
-        "pipeline": (1, 2, 4, 8, 16),
-        "context": (1, 2, 4, 8) if long else (1,),
-    }
-    given = {name for name in choices if name in parallel.model_fields_set}
-    choices |= {name: (getattr(parallel, name),) for name in given}
-    own = {name: getattr(parallel, name) for name in choices}
-    return [
-        degrees
-        for sizes in product(*choices.values())
-        if (degrees := dict(zip(choices, sizes, strict=True))) != own
-        and machines.count % prod(sizes) == 0
-        and (degrees["tensor"] <= machines.per_node or "tensor" in given)
-    ]
 
 
 def _seconds(option: Option) -> float:
@@ -380,71 +221,203 @@ def _rows_order(option: Option) -> int:
     return -int(rows[0].partition("=")[2]) if rows else -_MOST_ROWS - 1
 
 
-def _other_micro_batches(
-    config: Config, model: ModelConfig, machines: Machines, possible: Sequence[Option]
-) -> list[Option]:
-    found = []
-    for option_ in possible:
-        assert option_.layout is not None
-        # The rows of a lane are fixed; only the number computed at a time is free.
-        lane = option_.layout.micro_batch * option_.layout.micro_batches // option_.layout.lanes
-        others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option_.layout.micro_batch]
-        # `option` adds the number of copies by itself.
-        more = [text for text in option_.more if not text.startswith("parallel.replicate=")]
-        found += [
-            option(config, model, machines, option_.strategy, option_.checkpointing, rows=rows, more=more)
-            for rows in others
-        ]
-    return found
+@dataclass(frozen=True)
+class Planner:
+    """Plans ways to train a resolved config, whose model is complete, on machines."""
 
+    config: Config
+    model: ModelConfig
+    machines: Machines
 
-def _what_does_not(possible: Sequence[Option]) -> str:
-    """List the options that do not fit."""
-    too_large = [f"{o.strategy} (checkpointing {o.checkpointing})" for o in possible if o.fits is False]
-    return f"Too large with the config's micro-batch: {', '.join(too_large)}." if too_large else ""
+    @property
+    def _is_alone(self) -> bool:
+        """Whether one worker computes the gradients of any weight, from all rows and positions."""
+        return self.machines.count // (self.config.parallel.tensor * self.config.parallel.pipeline) <= 1
 
+    def options(self) -> list[Option]:
+        """Return every strategy with every mode of activation checkpointing for an otherwise unchanged config.
 
-def _nothing_fits(config: Config, model: ModelConfig, machines: Machines, tried: Sequence[Option]) -> str:
-    least = min(tried, key=lambda option: option.memory.peak_bytes if option.memory else 0)
-    assert least.memory is not None
-    usable = usable_bytes(machines)
-    text = (
-        f"nothing fits: {' '.join(least.overrides)} needs the least, {format_bytes(least.memory.peak_bytes)} of"
-        f" {format_bytes(usable)} usable"
-    )
-    if host_fits(least.memory, machines) is False:
-        needed = least.memory.host.total * machines.per_node
-        text += f", and {format_bytes(needed)} of {machines.host_gib:,.1f} GiB in the memory of a machine"
-    enough = _enough(config, model, machines)
-    if enough is None:
-        return text + (
-            "; more of these machines do not help with this batch; shorter rows, tensor parallelism or a smaller"
-            " model do"
-        )
-    workers, way = enough
-    return text + f"; {workers} of these accelerators would suffice, with {' '.join(way.overrides)}"
+        A strategy from outside that the config selects comes after Headway's own. DeepSpeed's strategies are included
+        if DeepSpeed is installed or the config selects one (`deepspeed_listed`). Unless the config selects one, those
+        that are incompatible with the config are dropped.
+        """
+        alone = self._is_alone
+        configured = find_strategy(self.config.parallel.strategy)
+        # Copies of experts have gradients to sum even without other data-parallel workers.
+        lone = FOR_COPIES if has_copied_experts(self.config) else FOR_ONE_WORKER
+        several = [spec.name for spec in distinct_strategies() if spec.sums_gradients and not spec.is_deepspeed]
+        own = [lone] if alone else several
+        if configured.name not in STRATEGIES and (configured.works_alone or not alone):
+            own.append(configured.name)
+        asked = configured.is_deepspeed
+        theirs = DEEPSPEED if asked or (deepspeed_listed(self.config) and not alone) else ()
+        found = [self.option(name, mode) for name in (*own, *theirs) for mode in CHECKPOINTING]
+        return [o for o in found if asked or o.strategy not in DEEPSPEED or o.refusal is None]
 
+    def why_no_deepspeed(self) -> str:
+        """Return the reason why a plan lists no strategies of DeepSpeed."""
+        if self._is_alone:
+            return "a single data-parallel worker has nothing to divide"
+        if deepspeed_listed(self.config) is None:
+            return f"install it ({install_command('deepspeed')}) or set parallel.strategy to one of them"
+        refusal = self.option(DEEPSPEED[0], CHECKPOINTING[0]).refusal
+        assert refusal is not None, "the plan would have it"
+        return refusal.what
 
-def _enough(config: Config, model: ModelConfig, machines: Machines) -> tuple[int, Option] | None:
-    """Find the next power-of-two multiple of the machines on which an option with low memory fits, and that option.
+    def option(self, strategy: str, checkpointing: str, *, rows: int | None = None, more: Sequence[str] = ()) -> Option:
+        """Plan one option, with more overrides, or record why it is impossible; checks as `headway train` does."""
+        overrides = [f"parallel.strategy={strategy}", f"train.activation_checkpointing={checkpointing}", *more]
+        if rows is not None:
+            overrides.append(f"train.micro_batch={rows}")
+        machines = self.machines
+        is_free = find_strategy(strategy).two_levels and self.config.parallel.replicate is None
+        if is_free and machines.nodes > 1:
+            # One replica per machine: shards are gathered over the machine's own links.
+            overrides.append(f"parallel.replicate={machines.nodes}")
+        try:
+            changed = override(self.config, [*overrides, f"parallel.workers={machines.count}"])
+            _check_fp8(changed, machines)
+            layout = Layout.of(changed, machines.count)
+            memory = plan_memory(changed, self.model, layout, machines.accelerator.device)
+        except HeadwayError as error:
+            return Option(tuple(overrides), None, refusal=error)
+        speed = plan_speed(changed, self.model, layout, machines)
+        seconds = None if speed is None else _run_seconds(changed, self.model, layout, machines)
+        return Option(tuple(overrides), layout, None, memory, speed, seconds, fits(memory, machines))
 
-    The batch stays the same.
-    """
-    workers = machines.count
-    least_memory = [
-        simplest_strategy(lambda spec: spec.shards_weights),
-        simplest_strategy(lambda spec: spec.shards_gradients),
-    ]
-    while (workers := workers * 2) <= _MOST_WORKERS:
-        more = replace(machines, count=workers)
-        for strategy in least_memory:
-            least = option(config, model, more, strategy, "full", rows=1)
-            if least.layout is None:
-                continue
-            fitting = [way for way in (least, *_other_micro_batches(config, model, more, [least])) if way.fits]
+    def recommend(self, table: Sequence[Option]) -> Recommendation:
+        """Choose the fastest option that fits; among options about as fast, the simplest.
+
+        If the speed is unknown, choose the simplest that fits, preferably without checkpointing.
+        """
+        if usable_bytes(self.machines) is None:
+            return Recommendation(None, "the accelerator's memory is unknown; give it with --memory-gib")
+        possible = [option for option in table if option.layout is not None]
+        tried = [*possible, *self._other_micro_batches(possible)]
+        fitting = [option for option in tried if option.fits]
+        for wider in (self._wider, self._lighter, self._on_host):
             if fitting:
-                return workers, fitting[0]
-    return None
+                break
+            found = [option for option in wider() if option.layout is not None]
+            fitting = [option for option in found if option.fits]
+            fastest = sorted((o for o in fitting if o.speed is not None), key=_seconds)[:_MOST_RECUT]
+            fitting += [option for option in self._other_micro_batches(fastest) if option.fits]
+            tried += found
+        if not tried:
+            return Recommendation(None, "the config cannot be trained on these machines; see the reasons above")
+        if not fitting:
+            return Recommendation(None, self._nothing_fits(tried))
+        best, why = _best(fitting)
+        others = [o for o in fitting if o.way != best.way]
+        remarks = [f"{why}.", _price(best, self.machines), _asked_for(self.config, best, tried)]
+        if too_large := [f"{o.strategy} (checkpointing {o.checkpointing})" for o in possible if o.fits is False]:
+            remarks.append(f"Too large with the config's micro-batch: {', '.join(too_large)}.")
+        return Recommendation(best, " ".join(filter(None, remarks)), _best(others)[0] if others else None)
+
+    def _wider(self) -> list[Option]:
+        """Plan ways to train a model that no strategy alone makes fit.
+
+        Moments in host memory, and matrices, layers and long rows that workers share. A degree that the config sets
+        stays as it is.
+        """
+        found = [] if self.config.optimizer.offload else self._with("optimizer.offload=true")
+        for degrees in self._degrees():
+            more = [f"parallel.{name}={degree}" for name, degree in degrees.items() if degree > 1]
+            if degrees["tensor"] > 1 and self.config.train.compile:
+                more.append("train.compile=false")  # refused together with shards
+            alone = self.machines.count == degrees["tensor"] * degrees["pipeline"]
+            for strategy in _wide_strategies(alone):
+                found += [self.option(strategy, mode, rows=1, more=more) for mode in CHECKPOINTING[1:]]
+        return found
+
+    def _lighter(self) -> list[Option]:
+        """Plan the same optimizer with lighter moments, which change what is computed."""
+        lighter = find_optimizer(self.config.optimizer.name).lighter[:1]
+        return [way for name in lighter for way in self._with(f"optimizer.name={name}")]
+
+    def _on_host(self) -> list[Option]:
+        """Plan weights in bf16 with masters, moments and gradients in host memory."""
+        return [] if self.machines.accelerator.device == "cpu" else self._with("train.weights=bf16")
+
+    def _with(self, more: str) -> list[Option]:
+        return [
+            self.option(strategy, mode, rows=1, more=[more])
+            for strategy in _wide_strategies(self._is_alone)
+            for mode in CHECKPOINTING
+        ]
+
+    def _degrees(self) -> list[dict[str, int]]:
+        """Return the degrees of tensor, pipeline and context parallelism to try."""
+        parallel = self.config.parallel
+        long = self.config.train.sequence_length >= _LONG_ROW
+        choices: dict[str, Sequence[int]] = {
+            "tensor": (1, 2, 4, 8),  # within a machine
+            "pipeline": (1, 2, 4, 8, 16),
+            "context": (1, 2, 4, 8) if long else (1,),
+        }
+        given = {name for name in choices if name in parallel.model_fields_set}
+        choices |= {name: (getattr(parallel, name),) for name in given}
+        own = {name: getattr(parallel, name) for name in choices}
+        return [
+            degrees
+            for sizes in product(*choices.values())
+            if (degrees := dict(zip(choices, sizes, strict=True))) != own
+            and self.machines.count % prod(sizes) == 0
+            and (degrees["tensor"] <= self.machines.per_node or "tensor" in given)
+        ]
+
+    def _other_micro_batches(self, possible: Sequence[Option]) -> list[Option]:
+        found = []
+        for option_ in possible:
+            assert option_.layout is not None
+            # The rows of a lane are fixed; only the number computed at a time is free.
+            lane = option_.layout.micro_batch * option_.layout.micro_batches // option_.layout.lanes
+            others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option_.layout.micro_batch]
+            # `option` adds the number of copies by itself.
+            more = [text for text in option_.more if not text.startswith("parallel.replicate=")]
+            found += [self.option(option_.strategy, option_.checkpointing, rows=rows, more=more) for rows in others]
+        return found
+
+    def _nothing_fits(self, tried: Sequence[Option]) -> str:
+        least = min(tried, key=lambda option: option.memory.peak_bytes if option.memory else 0)
+        assert least.memory is not None
+        usable = usable_bytes(self.machines)
+        text = (
+            f"nothing fits: {' '.join(least.overrides)} needs the least, {format_bytes(least.memory.peak_bytes)} of"
+            f" {format_bytes(usable)} usable"
+        )
+        if host_fits(least.memory, self.machines) is False:
+            needed = least.memory.host.total * self.machines.per_node
+            text += f", and {format_bytes(needed)} of {self.machines.host_gib:,.1f} GiB in the memory of a machine"
+        enough = self._enough()
+        if enough is None:
+            return text + (
+                "; more of these machines do not help with this batch; shorter rows, tensor parallelism or a smaller"
+                " model do"
+            )
+        workers, way = enough
+        return text + f"; {workers} of these accelerators would suffice, with {' '.join(way.overrides)}"
+
+    def _enough(self) -> tuple[int, Option] | None:
+        """Find the next power-of-two multiple of the machines on which an option with low memory fits, and that option.
+
+        The batch stays the same.
+        """
+        workers = self.machines.count
+        least_memory = [
+            simplest_strategy(lambda spec: spec.shards_weights),
+            simplest_strategy(lambda spec: spec.shards_gradients),
+        ]
+        while (workers := workers * 2) <= _MOST_WORKERS:
+            larger = replace(self, machines=replace(self.machines, count=workers))
+            for strategy in least_memory:
+                least = larger.option(strategy, "full", rows=1)
+                if least.layout is None:
+                    continue
+                ways = (least, *larger._other_micro_batches([least]))
+                if (fitting := next((way for way in ways if way.fits), None)) is not None:
+                    return workers, fitting
+        return None
 
 
 def command(config_name: str, overrides: Sequence[str], machines: Machines, chosen: Option) -> str:
@@ -458,12 +431,3 @@ def command(config_name: str, overrides: Sequence[str], machines: Machines, chos
         f"torchrun --nnodes {machines.nodes} --nproc-per-node {machines.per_node}"
         f" --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m headway train {words}"
     )
-
-
-def describe(chosen: Option) -> str:
-    """Describe memory and speed in a few words."""
-    assert chosen.memory is not None
-    words = [f"{format_bytes(chosen.memory.peak_bytes)} per worker"]
-    if chosen.speed is not None:
-        words.append(f"{format_count(chosen.speed.tokens_per_second)} tokens/s, MFU {chosen.speed.mfu:.1%}")
-    return ", ".join(words)

@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import TYPE_CHECKING
 
+from headway.config import Config, ModelConfig
 from headway.config.derived.pipeline import stages_per_worker
 from headway.config.optimizers import FP32_BYTES
 from headway.config.sections.architecture import FEED_FORWARD, pattern_layers
 from headway.config.strategies import StrategySpec, distinct_strategies
+from headway.lab.plan.accelerators import Machines
 from headway.lab.plan.activations import Activations, element_bytes, fills_tiles, has_grouped_kernel, masked_pairs
 from headway.lab.plan.deepspeed import ZeroSettings, live_weights
 from headway.lab.plan.host import BYTES_PER_UPDATE
+from headway.lab.plan.layout import Layout
 from headway.lab.plan.stages import Stage, pipeline_stages
 from headway.models.facts import attended_keys, count_parameters, flops_per_token, scan_flops
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
-    from headway.lab.plan.accelerators import Machines
-    from headway.lab.plan.layout import Layout
 
 #: FLOPs of attention's backward pass over those of its forward pass: kernels compute the scores again (Dao 2023,
 #: "FlashAttention-2", section 4.1).
@@ -160,7 +157,7 @@ def plan_speed(config: Config, model: ModelConfig, layout: Layout, machines: Mac
     passes = products + attention + kernels
     host = host_bandwidth(machines) / machines.per_node
     kernels += _update_bytes(layout, stage) / (host if config.optimizer.offload else bandwidth * 1e9 * BANDWIDTH_SHARE)
-    sent = _Collectives(config, model, layout, machines, stage).exposed_seconds(passes / layout.micro_batches)
+    sent = _Collectives(config, Shape.of(model), layout, machines, stage).exposed_seconds(passes / layout.micro_batches)
     # The pipeline runs empty at the end of each lane; with several stages a worker waits for parts of micro-batches.
     parts = stages_per_worker(config.parallel) * layout.micro_batches // layout.lanes
     bubble = passes * (layout.mesh.pp - 1) / parts
@@ -289,23 +286,32 @@ class _Group:
     """Workers of the group on one machine."""
 
 
+@dataclass(frozen=True)
 class _Collectives:
     """The communication of one step."""
 
-    def __init__(self, config: Config, model: ModelConfig, layout: Layout, machines: Machines, stage: Stage) -> None:
-        self.layout = layout
-        self.machines = machines
-        self.stage = stage
-        self.config, self.element = config, element_bytes(config.train.precision)
-        self.shape = Shape.of(model)
-        self.length = config.train.sequence_length
+    config: Config
+    shape: Shape
+    layout: Layout
+    machines: Machines
+    stage: Stage
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.config.train.sequence_length
+
+    @property
+    def element(self) -> int:
+        """Bytes of an element in matrix products."""
+        return element_bytes(self.config.train.precision)
 
     def exposed_seconds(self, micro_batch_seconds: float) -> float:
         """Estimate the time that is not hidden, given the time of one micro-batch's passes."""
         layout = self.layout
         stage = self.stage
-        mesh = self.layout.mesh
-        strategy = self.layout.strategy
+        mesh = layout.mesh
+        strategy = layout.strategy
         count = layout.micro_batches
         backward = micro_batch_seconds * _BACKWARD
         data = self._group(mesh.data, mesh.cp * mesh.tp)

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from headway.config import Config, ModelConfig
 from headway.config.optimizers import FP32_BYTES, find_optimizer
 from headway.core.eight_bit import block_size
+from headway.lab.plan.layout import Layout
 from headway.models.facts import parameter_shapes, part_costs
 from headway.parallel.stages import plan_stages
-
-if TYPE_CHECKING:
-    from headway.config import Config, ModelConfig
-    from headway.lab.plan.layout import Layout
 
 #: Size of a bucket of gradients or weights, unless one parameter is larger, and buckets in flight
 #: (`parallel/buckets.py`).
@@ -33,9 +31,13 @@ def pipeline_stages(config: Config, model: ModelConfig, layout: Layout) -> list[
         layout: How the step is split over workers.
     """
     workers = layout.mesh.pp
-    whole = {name: _cut(name, size, layout) for name, size in parameter_shapes(model).items()}
+    whole = dict(parameter_shapes(model))
+    for name, size in whole.items():
+        # Tensor-parallel workers share matrices, expert-parallel workers share experts; vectors are whole.
+        sharers = layout.mesh.ep if ".experts." in name else layout.mesh.tp
+        whole[name] = size if len(size) == 1 else (size[0] // sharers, *size[1:])
     if workers == 1:
-        return [Stage(whole, tied=model.tie_embeddings, sharers=_sharers(layout))]
+        return [Stage(whole, tied=model.tie_embeddings, sharers=(layout.mesh.tp, layout.mesh.ep))]
     costs = part_costs(model, config.train.sequence_length)
     stages = plan_stages(config.parallel, config.train, costs.layers, costs.embedding, costs.head)
     each = len(stages) // workers
@@ -69,25 +71,7 @@ def _stage(
     ahead = -(-min(passes, micro_batches * each) // each) - 1
     # Buffers for the next activation and the next gradient; those of micro-batches under way are inputs of their stage.
     received = 2 * each - first - last
-    return Stage(shapes, ahead=ahead, received=received, sharers=_sharers(layout))
-
-
-def _sharers(layout: Layout) -> tuple[int, int]:
-    """Return, as a fraction, how many more workers shard an expert than any other weight.
-
-    The workers with the same experts are among all that have different tokens (`MeshShape.expert_replicas`): `ep` times
-    fewer, but including the tensor-parallel workers, which share other weights.
-    """
-    return layout.mesh.tp, layout.mesh.ep
-
-
-def _cut(name: str, size: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """Return the local shape of a parameter.
-
-    Tensor-parallel workers share matrices, expert-parallel workers share experts; vectors are whole.
-    """
-    workers = layout.mesh.ep if ".experts." in name else layout.mesh.tp
-    return size if len(size) == 1 else (size[0] // workers, *size[1:])
+    return Stage(shapes, ahead=ahead, received=received, sharers=(layout.mesh.tp, layout.mesh.ep))
 
 
 def _index(name: str) -> int:
@@ -116,7 +100,9 @@ class Stage:
     tied: bool = False
     """Whether the embedding table is also the projection."""
     sharers: tuple[int, int] = (1, 1)
-    """Workers that shard experts, relative to those that shard other weights (`_sharers`)."""
+    """As a fraction, how many more workers shard an expert than any other weight: `tp / ep`. The workers with the same
+    experts are among all that have different tokens (`MeshShape.expert_replicas`): `ep` times fewer, but including the
+    tensor-parallel workers, which share other weights."""
     frozen_root: int = 0
     """Bytes of weights outside of layers that are not trained, as they are stored."""
     frozen_layers: tuple[int, ...] = ()
@@ -258,10 +244,9 @@ class Stage:
 
     def largest_moments(self, workers: int, optimizer: str) -> int:
         """Return the bytes of moments of the worker that has most."""
-        return max(sum(self._moments(name, optimizer) for name in names) for names in self.owners(workers))
-
-    def _moments(self, name: str, optimizer: str) -> int:
-        return find_optimizer(optimizer).moment_bytes(name, self.shapes[name])
+        spec = find_optimizer(optimizer)
+        moments = {name: spec.moment_bytes(name, size) for name, size in self.shapes.items()}
+        return max(sum(moments[name] for name in names) for names in self.owners(workers))
 
     def handed_over(self, workers: int, *, sums: bool, on_host: bool = False) -> dict[str, int]:
         """Simulate the memory of gradients that go to their owners by bucket (`parallel/zero.py`).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,8 +24,6 @@ from torch.utils._pytree import tree_iter
 from headway.core.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from headway.models.decoder import Decoder
     from headway.models.hub.transformers_model import TransformersModel
 

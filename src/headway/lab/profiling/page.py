@@ -49,7 +49,7 @@ def render_page(found: Profile) -> str:
         ConfigError: matplotlib is not installed.
     """
     headers = part_headers(found)
-    worker = found.workers[found.slowest]
+    worker = found.slowest_worker
     losses = [[loss.what, " or ".join(loss.advice)] for loss in found.losses]
     roofline = roofline_chart(worker)
     return html.page(
@@ -85,7 +85,7 @@ def render_page(found: Profile) -> str:
 
 
 def _tiles(found: Profile) -> list[tuple[str, str, str]]:
-    worker = found.workers[found.slowest]
+    worker = found.slowest_worker
     largest = max(found.rows, key=lambda row: row.slowest_seconds)
     peak = max(worker.memory.peak_bytes.values(), default=None)
     reached = UNKNOWN if found.reached is None else f"{found.reached:.1%}"
@@ -108,7 +108,7 @@ def _tiles(found: Profile) -> list[tuple[str, str, str]]:
 
 
 def _facts(found: Profile) -> list[tuple[str, str]]:
-    worker = found.workers[found.slowest]
+    worker = found.slowest_worker
     ceilings = worker.ceilings
     facts = [
         ("workers", f"{len(found.workers)} on {worker.device_name}, {counted(worker.threads, 'thread')} each"),

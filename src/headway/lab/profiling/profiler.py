@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -22,12 +22,9 @@ from headway.lab.profiling.tracing import Tracing
 from headway.parallel.blocks import local_part
 from headway.parallel.strategy import Engine
 from headway.telemetry.hardware import device_name
-from headway.training.job import Callback
+from headway.training.job import Callback, Job
 from headway.training.optimizer import Combined, scales_while_updating
 from headway.training.optimizer.muon import ProjectionMuon
-
-if TYPE_CHECKING:
-    from headway.training.job import Job
 
 _PARTS = {
     Phase.DATA: "data",
@@ -144,7 +141,8 @@ class Profiler(Callback):
     def on_start(self, job: Job) -> None:
         """Start to observe the beats of the loop."""
         self._job = job
-        self._timed, self._traced = StepRecorder(job.world.device), StepRecorder(job.world.device)
+        self._timed = StepRecorder(job.world.device)
+        self._traced = StepRecorder(job.world.device)
         self._tracing: Tracing | None = None
         self._work: Work | None = None
         self._kept_bytes = 0
@@ -202,7 +200,8 @@ class Profiler(Callback):
         if done == plan.warmup:
             self._on = [self._timed]
         elif done == timed_end:
-            self._work, self._kept_bytes = _work(self._job), _kept_bytes(self._job)
+            self._work = _work(self._job)
+            self._kept_bytes = _kept_bytes(self._job)
             self._tracing = Tracing(self._job.world.device, plan.snapshot)
             self._tracing.start()
             self._on = [self._traced]

@@ -262,9 +262,14 @@ class Profile(Record):
     notes: list[str]
 
     @property
+    def slowest_worker(self) -> WorkerRecord:
+        """The worker that the others wait for."""
+        return self.workers[self.slowest]
+
+    @property
     def spread(self) -> Spread:
         """Spread of the slowest worker's timed steps."""
-        return self.workers[self.slowest].spread
+        return self.slowest_worker.spread
 
     @property
     def verdict(self) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
 from headway.core.errors import ConfigError, HeadwayError
-from headway.core.files.atomic import atomic_write, write_json
+from headway.core.files.atomic import write_json, write_text
 from headway.core.files.scratch import scratch_folder
 from headway.core.version import __version__
 from headway.lab.profiling.page import render_page
@@ -44,12 +44,12 @@ def check(config: Config, plan: Plan) -> Config:
     Raises:
         HeadwayError: training cannot start here, the run is too short, or a launcher has started this process.
     """
-    assert config.train.steps is not None, "the config is resolved"
+    steps = config.train.resolved_steps
     check_not_a_worker("profile")
-    if plan.steps > config.train.steps:
-        room = _most_timed(plan, config.train.steps)
+    if plan.steps > steps:
+        room = _most_timed(plan, steps)
         raise ConfigError(
-            f"the profile takes {plan.steps} steps, and the run has {config.train.steps}",
+            f"the profile takes {plan.steps} steps, and the run has {steps}",
             where="--steps, --warmup, train.steps",
             fix=f"train.steps={plan.steps}" if room is None else f"--steps {room}",
         )
@@ -100,15 +100,13 @@ def run_profile(config: Config, plan: Plan, output: Path) -> Profile:
         for file_ in _files_of_workers(folder):
             shutil.move(file_, output / file_.name)
     result = _profile_of(config, plan, analyse(config, found), found)
-    with atomic_write(output / "profile.json", "w") as file:
-        file.write(result.model_dump_json(indent=2) + "\n")
+    write_text(output / "profile.json", result.model_dump_json(indent=2) + "\n")
     try:
         text = render_page(result)
     except ConfigError as error:  # no matplotlib
         notice(f"no profile.html: {error.what} ({error.fix})")
     else:
-        with atomic_write(output / "profile.html", "w") as file:
-            file.write(text)
+        write_text(output / "profile.html", text)
     return result
 
 
@@ -137,7 +135,13 @@ def _work(workers: int, folder: Path) -> None:
     try:
         start_workers(workers, folder, {}, "headway.lab.profiling.worker", str(folder), load=load_training)
     except WorkersFailed as error:
-        raise _recorded_error(folder) or _death_error(error) from None
+        rank = error.first.rank
+        raise _recorded_error(folder) or ProfileFailed(
+            f"worker {rank} died ({in_words(error.first.code)}) before it had a result",
+            where=f"worker {rank}",
+            fix="signal 9 usually means that the kernel ran out of memory: see dmesg, or use a smaller"
+            " train.micro_batch",
+        ) from None
     except WorkersStopped as error:
         if error.signal == signal.SIGINT:
             raise KeyboardInterrupt from None
@@ -152,14 +156,6 @@ def _recorded_error(folder: Path) -> HeadwayError | None:
     error = ProfileFailed(report.what, where=report.where or f"worker {report.rank}", fix=report.fix)
     error.exit_code = report.exit_code
     return error
-
-
-def _death_error(error: WorkersFailed) -> ProfileFailed:
-    return ProfileFailed(
-        f"worker {error.first.rank} died ({in_words(error.first.code)}) before it had a result",
-        where=f"worker {error.first.rank}",
-        fix="signal 9 usually means that the kernel ran out of memory: see dmesg, or use a smaller train.micro_batch",
-    )
 
 
 def _profile_of(config: Config, plan: Plan, analysis: Analysis, workers: list[WorkerRecord]) -> Profile:

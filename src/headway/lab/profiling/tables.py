@@ -12,7 +12,7 @@ OPERATOR_HEADERS = ["OPERATOR", "CALLS", "SELF TIME", "SHARE", "RATE"]
 def summary_line(found: Profile) -> str:
     """Summarise the step in one line."""
     workers = len(found.workers)
-    device = found.workers[found.slowest].device_name
+    device = found.slowest_worker.device_name
     reached = UNKNOWN if found.reached is None else f"{found.reached:.1%}"
     kind = f"MFU {reached}" if found.mfu is not None else f"{reached} of the products' ceiling"
     compiled = ", compiled" if found.compiled else ""
@@ -31,7 +31,7 @@ def spread_text(found: Profile) -> str:
 def warnings(found: Profile) -> list[str]:
     """Return warnings about unreliable numbers: one delayed step dominates the mean of few steps."""
     spread = found.spread
-    steps = len(found.workers[found.slowest].steps)
+    steps = len(found.slowest_worker.steps)
     if not spread.outliers:
         return []
     return [
@@ -90,7 +90,7 @@ def _part_row(row: Row, several: bool) -> list[str]:
 
 def operator_rows(found: Profile) -> list[list[str]]:
     """Return the operators of the slowest worker, by their own time per traced step."""
-    worker = found.workers[found.slowest]
+    worker = found.slowest_worker
     step = sum(s.seconds for s in worker.traced_steps) / len(worker.traced_steps)
     rows = []
     for operator in worker.operators:
@@ -102,7 +102,7 @@ def operator_rows(found: Profile) -> list[list[str]]:
 
 def memory_rows(found: Profile) -> list[list[str]]:
     """Return the peak of tensors by part, for the slowest worker."""
-    memory = found.workers[found.slowest].memory
+    memory = found.slowest_worker.memory
     return [
         [part, format_bytes(size), format_bytes(size - memory.base_bytes)] for part, size in memory.peak_bytes.items()
     ]
@@ -112,5 +112,5 @@ def product_rows(found: Profile) -> list[list[str]]:
     """Return the points of the roofline, for the slowest worker."""
     return [
         [p.shape, f"{p.calls:g}", seconds_text(p.seconds), f"{p.intensity:.0f}", flops_text(p.flops / p.seconds)]
-        for p in found.workers[found.slowest].products
+        for p in found.slowest_worker.products
     ]

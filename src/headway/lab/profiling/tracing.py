@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from headway.core.machine.sampler import Sampler
 from headway.core.statistics import covered
 from headway.lab.profiling.record import Memory, Operator, Product
 from headway.training.recording.communication import device_kernels, is_on
@@ -26,7 +26,6 @@ _OPERATORS = 25
 _POINTS = 1500
 _SAMPLE_SECONDS = 0.004
 
-_PASS_MARKS = (f"{PREFIX}forward", f"{PREFIX}backward")
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm")
 _ELEMENT_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8}
 
@@ -45,7 +44,8 @@ class Tracing:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler: Any = profile(activities=activities, record_shapes=True, profile_memory=True, with_flops=True)
         self._part: Any = None
-        self._resident = _Resident(device)
+        self._cuda = device.type == "cuda"
+        self._resident = Sampler(lambda: (time.perf_counter(), _reserved(device)), _SAMPLE_SECONDS, "headway-memory")
 
     def start(self) -> None:
         """Start to trace with the next step."""
@@ -78,28 +78,40 @@ class Tracing:
         torch.cuda.memory._dump_snapshot(str(path))
         torch.cuda.memory._record_memory_history(enabled=None)
 
+    @property
+    def _events(self) -> Any:
+        return self._profiler.profiler.kineto_results.events()
+
+    def _marks(self, *parts: str) -> list[tuple[int, int, str]]:
+        """Return begin, end and name of these parts, or all, as the host has marked them, by time.
+
+        The marks also appear on the device, at other times than the calls.
+        """
+        return sorted(
+            (event.start_ns(), event.end_ns(), part)
+            for event in self._events
+            if event.name().startswith(PREFIX) and is_on(event, "CPU")
+            if (part := event.name().removeprefix(PREFIX)) in parts or not parts
+        )
+
     def operators(self, steps: int) -> list[Operator]:
         """Return the operators with the most time of their own, per step."""
-        cuda = self._device.type == "cuda"
         found = [
             Operator(
                 name=event.key,
                 calls=event.count / steps,
                 host_seconds=event.self_cpu_time_total / 1e6 / steps,
-                device_seconds=event.self_device_time_total / 1e6 / steps if cuda else None,
+                device_seconds=event.self_device_time_total / 1e6 / steps if self._cuda else None,
                 flops=event.flops / steps or None,
             )
             for event in self._profiler.key_averages()
             if not event.key.startswith((PREFIX, "[memory]", "ProfilerStep"))
         ]
-        return sorted(found, key=lambda o: o.device_seconds if cuda and o.device_seconds else o.host_seconds)[::-1][
-            :_OPERATORS
-        ]
+        return sorted(found, key=lambda one: one.device_seconds or one.host_seconds)[::-1][:_OPERATORS]
 
     def products(self, steps: int) -> list[Product]:
         """Return the matrix products by shape, in decreasing order of time."""
-        events = self._profiler.profiler.kineto_results.events()
-        types = {(e.name(), str(e.shapes())): e.dtypes() for e in events if e.name() in _PRODUCTS}
+        types = {(e.name(), str(e.shapes())): e.dtypes() for e in self._events if e.name() in _PRODUCTS}
         found = []
         for event in self._profiler.key_averages(group_by_input_shape=True):
             if event.key not in _PRODUCTS:
@@ -107,7 +119,7 @@ class Tracing:
             a, b = _operands(event.key, event.input_shapes)
             dtype = types.get((event.key, str(event.input_shapes)), [])
             size = next((_ELEMENT_BYTES[name] for name in dtype if name in _ELEMENT_BYTES), None)
-            seconds = event.device_time_total if self._device.type == "cuda" else event.cpu_time_total
+            seconds = event.device_time_total if self._cuda else event.cpu_time_total
             if size is not None and seconds:
                 found.append(_product(a, b, element_bytes=size, calls=event.count, seconds=seconds / 1e6, steps=steps))
         return sorted(found, key=lambda product: -product.seconds * product.calls)[:_OPERATORS]
@@ -117,17 +129,10 @@ class Tracing:
 
         It is larger for a loss that never holds all logits and therefore computes their gradients in the forward pass.
         """
-        events = self._profiler.profiler.kineto_results.events()
-        # The host's marks also appear on the device, at other times than the calls of the products.
-        marks = [
-            (e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX))
-            for e in events
-            if e.name() in _PASS_MARKS and is_on(e, "CPU")
-        ]
         flops = dict.fromkeys(("forward", "backward"), 0.0)
-        marks.sort()
+        marks = self._marks(*flops)
         starts = [start for start, _, _ in marks]
-        for e in events:
+        for e in self._events:
             at = bisect_right(starts, e.start_ns()) - 1
             if e.name() in _PRODUCTS and at >= 0 and e.start_ns() < marks[at][1]:
                 flops[marks[at][2]] += _flops(*_operands(e.name(), e.shapes()))
@@ -136,16 +141,13 @@ class Tracing:
 
     def idle_share(self) -> float | None:
         """Return the share of the traced time without a kernel or a copy on the device."""
-        if self._device.type != "cuda":
+        marks = self._marks()
+        if not self._cuda or not marks:
             return None
-        events = self._profiler.profiler.kineto_results.events()
-        steps = [e for e in events if e.name().startswith(PREFIX) and is_on(e, "CPU")]
-        if not steps:
-            return None
-        first = min(e.start_ns() for e in steps)
-        last = max(e.end_ns() for e in steps)
-        kernels = [(e.start_ns(), e.end_ns()) for e in device_kernels(events)]
-        return 1 - covered(kernels, first, last) / int(last - first)
+        first = marks[0][0]
+        last = max(end for _, end, _ in marks)
+        kernels = [(e.start_ns(), e.end_ns()) for e in device_kernels(self._events)]
+        return 1 - covered(kernels, first, last) / (last - first)
 
     def memory(self, base_bytes: int, host_parts: Sequence[tuple[str, float, float]]) -> Memory:
         """Return the memory over the last traced step.
@@ -154,16 +156,12 @@ class Tracing:
             base_bytes: Memory in use when the trace began.
             host_parts: Parts of that step, on the clock of `time.perf_counter`.
         """
-        events = self._profiler.profiler.kineto_results.events()
-        marks = sorted(
-            (e.start_ns(), e.end_ns(), e.name().removeprefix(PREFIX))
-            for e in events
-            if e.name().startswith(PREFIX) and is_on(e, "CPU")
-        )
+        marks = self._marks()
         first = max((start for start, _, part in marks if part == "data"), default=0)
         parts = [(part, (start - first) / 1e9, (end - first) / 1e9) for start, end, part in marks if start >= first]
-        kind = "CUDA" if self._device.type == "cuda" else "CPU"
-        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and is_on(e, kind))
+        kind: Literal["cpu", "cuda"] = "cuda" if self._cuda else "cpu"
+        events = (e for e in self._events if e.name() == "[memory]" and is_on(e, kind.upper()))
+        changes = sorted((e.start_ns(), e.nbytes()) for e in events)
         curve = running_total([((at - first) / 1e9, change) for at, change in changes], base_bytes)
         end = parts[-1][2] if parts else 0.0
         shown = clipped(curve, 0.0, end)
@@ -176,7 +174,7 @@ class Tracing:
         sampled = thinned(resident, _POINTS)
         return Memory(
             base_bytes=base_bytes,
-            kind="cuda" if self._device.type == "cuda" else "cpu",
+            kind=kind,
             times=[at for at, _ in kept],
             tensor_bytes=[size for _, size in kept],
             resident_times=[at for at, _ in sampled],
@@ -205,7 +203,9 @@ def _product(
     a: Sequence[int], b: Sequence[int], *, element_bytes: int, calls: int, seconds: float, steps: int
 ) -> Product:
     """Describe the product of `a` (..., m, k) and `b` (..., k, n)."""
-    (m, k), n, batch = a[-2:], b[-1], math.prod(a[:-2])
+    m, k = a[-2:]
+    n = b[-1]
+    batch = math.prod(a[:-2])
     several = f"{batch:,} times " if batch > 1 else ""
     return Product(
         shape=f"{several}{m:,} x {k:,} x {n:,}",
@@ -216,41 +216,15 @@ def _product(
     )
 
 
-@dataclass
-class _Resident:
-    """Samples the resident memory of the process, or the memory reserved on its GPU, on a thread."""
-
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        self.samples: list[tuple[float, int]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="headway-memory", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        import psutil
-
-        process = psutil.Process()
-        while not self._over.wait(_SAMPLE_SECONDS):
-            cuda = self.device.type == "cuda"
-            size = torch.cuda.memory_reserved(self.device) if cuda else process.memory_info().rss
-            self.samples.append((time.perf_counter(), size))
+def _reserved(device: torch.device) -> int:
+    """Return the resident memory of the process, or the memory reserved on its GPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else int(psutil.Process().memory_info().rss)
 
 
 def running_total(changes: Sequence[tuple[float, int]], base: int) -> list[tuple[float, int]]:
     """Return the size after each change."""
-    curve = []
-    for at, change in changes:
-        base += change
-        curve.append((at, base))
-    return curve
+    sizes = accumulate((change for _, change in changes), initial=base)
+    return list(zip((at for at, _ in changes), islice(sizes, 1, None), strict=True))
 
 
 def clipped(curve: Sequence[tuple[float, int]], start: float, end: float) -> list[tuple[float, int]]:

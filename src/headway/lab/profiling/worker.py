@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headway.config import load_config
 from headway.core.errors import Preempted
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.process.exit import exit_process
 from headway.lab.profiling.plan import Plan
 from headway.lab.profiling.profiler import Profiler
@@ -44,8 +44,7 @@ def _profile(folder: Path, rank: int) -> None:
         if profiler.record is None:
             raise
     assert profiler.record is not None, "the run is long enough for all steps of the plan"
-    with atomic_write(folder / f"worker-{rank}.json", "w") as file:
-        file.write(profiler.record.model_dump_json())
+    write_text(folder / f"worker-{rank}.json", profiler.record.model_dump_json())
 
 
 if __name__ == "__main__":

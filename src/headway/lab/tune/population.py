@@ -81,14 +81,14 @@ class PopulationRule:
         best = alive[:count]
         is_worst = own in ranked[-count:] and own not in best
         if own in alive and not is_worst:
-            return Member(own.number, _kept(self.space, own.values))
+            return Member(own.number, self.space.kept(own.values))
         draw = random.Random(seed)
         parent = draw.choice(best)
         return Member(parent.number, self.explored(parent.values, draw))
 
     def explored(self, values: Mapping[str, Any], draw: random.Random) -> dict[str, Any]:
         """Return values near those of a trial, as a journal keeps them."""
-        known = _kept(self.space, values)
+        known = self.space.kept(values)
         for _ in range(_MOST_DRAWS):
             kept: dict[str, Any] = {}
 
@@ -108,15 +108,6 @@ class PopulationRule:
             return math.inf
         value = self.sign * record.objectives[0]
         return value if math.isfinite(value) else math.inf
-
-
-def _kept(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as a journal keeps them."""
-    found = {one.key: one for one in space.ranges}
-    return {
-        key: found[key].names[found[key].choices.index(value)] if found[key].kind == "choice" else value
-        for key, value in values.items()
-    }
 
 
 def _moved(one: Range, value: Any, factors: Sequence[float], draw: random.Random) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from headway.core.console import notice
 from headway.core.errors import ConfigError
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.format import UNKNOWN, counted, format_seconds
 from headway.cost.spending import RunCost
 from headway.lab.tune.journal import REASON, Journal, TrialRecord
@@ -44,18 +44,14 @@ class _Recorded:
         return self.cost.total_usd if self.cost.is_known else None
 
 
-def _read(path: Path) -> _Recorded:
-    run = Run(path)
-    return _Recorded(run, run.newest_metrics().last_step, account_of(run))
-
-
 def write_report(study: Study, journal: Journal) -> Path:
     """Write `report.html` into a study's folder, and return its path."""
     records = journal.records
     best = journal.best()
     objective = study.settings.objective[0]
     states = Counter(one.state for one in records)
-    runs = {one.number: _read(study.run_of(one.number)) for one in records if is_run(study.run_of(one.number))}
+    found = {one.number: Run(study.run_of(one.number)) for one in records if is_run(study.run_of(one.number))}
+    runs = {number: _Recorded(run, run.newest_metrics().last_step, account_of(run)) for number, run in found.items()}
     note = f"{counted(len(records), 'trial')}: " + ", ".join(f"{count} {state}" for state, count in states.items())
     body = [
         html.heading(f"Study {study.folder.name}", None, f"{objective.direction} {objective.metric}. {note}"),
@@ -66,8 +62,7 @@ def write_report(study: Study, journal: Journal) -> Path:
         html.section("Trials", _table(study, records, runs)),
     ]
     path = study.folder / REPORT_FILE
-    with atomic_write(path, "w") as file:
-        file.write(html.page(f"Study {study.folder.name} · Headway", body))
+    write_text(path, html.page(f"Study {study.folder.name} · Headway", body))
     return path
 
 
@@ -201,14 +196,10 @@ def _table(study: Study, records: Sequence[TrialRecord], runs: dict[int, _Record
         values = [loss_text(value) for value in record.objectives or ()] or [UNKNOWN] * len(names)
         known = None if recorded is None else recorded.known_usd
         why = str(record.notes.get(REASON, ""))
-        cells = [_text(record.values.get(key)) for key in keys]
+        cells = ["" if value is None else short_text(value) for value in map(record.values.get, keys)]
         rows.append([str(record.number), record.state, *values, step, usd_text(known), *cells, why])
     headers = ["Trial", "State", *names, "Steps", "Cost", *keys, "Why"]
     return html.table(headers, rows, (0, *range(2, 4 + len(names))), drop_unknown=True)
-
-
-def _text(value: object) -> str:
-    return "" if value is None else short_text(value)
 
 
 def _first(record: TrialRecord) -> float:

@@ -13,18 +13,14 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     field_validator,
 )
 
 from headway.config.base import Section
-from headway.config.checks.contradictions import combined
-from headway.config.loading.complaints import complaints
-from headway.config.loading.document import Entry, parse
-from headway.config.loading.load import CONFIG_BYTES, parse_override, set_entry
+from headway.config.loading.document import Entry
+from headway.config.loading.load import parse_override, read_document, set_entry, validate
 from headway.config.sections.cost import BudgetConfig
 from headway.core.errors import ConfigError
-from headway.core.files.foreign import read_given_bytes
 
 #: Keys that a study may change when it is continued: how much is done at once, and how much in all.
 MAY_CHANGE = frozenset({"trials", "at_a_time", "budget", "keep"})
@@ -143,12 +139,7 @@ def load_settings(path: Path, options: Mapping[str, Any]) -> StudySettings:
     Raises:
         ConfigError: the file cannot be read, or something in it is wrong.
     """
-    try:
-        text = read_given_bytes(path, CONFIG_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigError(f"cannot read the space: {reason}", where=str(path), fix="check the file") from None
-    tree = parse(text, str(path))
+    tree = read_document(path, "space")
     if not isinstance(tree.value, dict):
         raise ConfigError(
             "a space is a mapping of keys to ranges",
@@ -163,16 +154,4 @@ def load_settings(path: Path, options: Mapping[str, Any]) -> StudySettings:
             if "." in key and parent is not None and not isinstance(parent.value, dict):
                 parent.value = {"name": Entry(parent.value, parent.place)}
             set_entry(tree, key, parse_override(f"{key}={value}")[1])
-    return validated(tree)
-
-
-def validated(tree: Entry) -> StudySettings:
-    """Check settings.
-
-    Raises:
-        ConfigError: something in them is wrong.
-    """
-    try:
-        return StudySettings.model_validate(tree.plain())
-    except ValidationError as error:
-        raise combined(complaints(tree, error, StudySettings), tree.place_of, None) from None
+    return validate(tree, StudySettings)

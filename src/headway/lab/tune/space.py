@@ -8,20 +8,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headway.core.errors import ConfigError
 from headway.lab.tune.expressions import Expression
 
 Kind = Literal["log", "uniform", "int", "log_int", "choice"]
-_KINDS: Mapping[str, Kind] = {
-    "log": "log",
-    "uniform": "uniform",
-    "range": "uniform",
-    "int": "int",
-    "log_int": "log_int",
-    "choice": "choice",
-}
+_KINDS: Mapping[str, Kind] = {**{kind: kind for kind in get_args(Kind)}, "range": "uniform"}
 #: What the values of a trial are drawn with: the range of a key, and what it is given.
 Draw = Callable[["Range"], Any]
 #: Most points of a grid.
@@ -55,6 +48,10 @@ class Range:
     def value_of(self, kept: Any) -> Any:
         """Return the value that a journal's entry stands for."""
         return self.choices[self.names.index(kept)] if self.kind == "choice" else kept
+
+    def kept(self, value: Any) -> Any:
+        """Return a value as a journal keeps it."""
+        return self.names[self.choices.index(value)] if self.kind == "choice" else value
 
     def points(self) -> tuple[Any, ...]:
         """Return the values of a grid, as a journal keeps them.
@@ -97,6 +94,10 @@ class Space:
             if one.when is None or one.when({**base, **found}):
                 found[one.key] = one.value_of(draw(one))
         return found
+
+    def kept(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a trial as a journal keeps them."""
+        return {one.key: one.kept(values[one.key]) for one in self.ranges if one.key in values}
 
     def broken(self, values: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
         """Return the first constraint that does not hold for a trial's values; None if all do."""

@@ -13,15 +13,15 @@ from typing import Any
 from headway.config import Config, load_config
 from headway.config.derived.identity import changed_values
 from headway.config.loading.document import parse, to_yaml
-from headway.config.loading.load import CONFIG_BYTES, given_values
+from headway.config.loading.load import CONFIG_BYTES, given_values, validate
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.atomic import atomic_write
+from headway.core.files.atomic import write_text
 from headway.core.files.foreign import read_text
 from headway.core.files.hashes import fingerprint
 from headway.core.files.locks import is_locked, lock_file
 from headway.data.made_of import made_of
 from headway.lab.tune.journal import Journal, TrialRecord, repair
-from headway.lab.tune.settings import MAY_CHANGE, StudySettings, validated
+from headway.lab.tune.settings import MAY_CHANGE, StudySettings
 from headway.lab.tune.space import Space, parse_space
 from headway.run.supervisor.commands import place
 from headway.telemetry.record import STUDY_FILE, STUDY_RUNS
@@ -146,8 +146,7 @@ class Study:
             "config": dict(self.config),
         }
         for name, values in ((BASE_FILE, dict(self.config)), (STUDY_FILE, record)):
-            with atomic_write(self.folder / name, "w") as file:
-                file.write(to_yaml(values))
+            write_text(self.folder / name, to_yaml(values))
 
 
 def name_of(number: int) -> str:
@@ -169,7 +168,7 @@ def open_study(folder: Path) -> Study:
         if settings is None or config is None:
             raise ValueError("settings or config are missing")
         started_in = Path(str(tree.plain().get("started_in", ".")))
-        return Study(folder, validated(settings), config.plain(), started_in)
+        return Study(folder, validate(settings, StudySettings), config.plain(), started_in)
     except FileNotFoundError:
         raise CheckpointError(
             "there is no study", where=str(folder.absolute()), fix="begin one: headway tune my.yaml space.yaml"

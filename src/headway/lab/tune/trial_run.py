@@ -239,16 +239,16 @@ class TrialRun:
     def spent_usd(self) -> float:
         """What it has spent until now, as far as a price is known."""
         metrics = self.history.metrics
-        return (metrics.last("cost/spent_usd") or 0.0) + self.usd_per_hour * self._seconds_since_record() / 3600
+        recorded = metrics.last("time")
+        spent = metrics.last("cost/spent_usd") or 0.0
+        if recorded is None:
+            return spent
+        return spent + self.usd_per_hour * max(0.0, time.time() - max(recorded, self.began)) / 3600
 
     @property
     def usd_per_hour(self) -> float:
         """The price of its machines; 0 if it is unknown."""
         return self.history.metrics.last("cost/usd_per_hour") or 0.0
-
-    def _seconds_since_record(self) -> float:
-        last = self.history.metrics.last("time")
-        return 0.0 if last is None else max(0.0, time.time() - max(last, self.began))
 
 
 def remove_checkpoints(run: Path) -> None:

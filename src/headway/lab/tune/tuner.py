@@ -171,10 +171,8 @@ class Tuner:
         if verdict_of(record) is not None:
             self._settle(self._trial(record.number), Ending("interrupted"))
             return
-        try:
-            words = self._study.words_of(record.values, record.number)
-        except ConfigError as error:
-            self._end(record, Ending("infeasible", error.what))
+        words = self._words_of(record)
+        if words is None:
             return
         store = next((word for word in words if word.startswith("data.store=")), None)
         if store is None or store in self._prepared or is_run(self._study.run_of(record.number)):
@@ -184,6 +182,14 @@ class Tuner:
         words_of_data = module_command("headway", "data", "prepare", str(self._base), *words)
         command.start(words_of_data, self._study.log_of(record.number), self._study.started_in, {})
         self._preparing = (record, words, command)
+
+    def _words_of(self, record: TrialRecord) -> list[str] | None:
+        """Return a trial's overrides; None if its config is refused, which ends it."""
+        try:
+            return self._study.words_of(record.values, record.number)
+        except ConfigError as error:
+            self._end(record, Ending("infeasible", error.what))
+            return None
 
     def _finish_preparing(self, record: TrialRecord, words: list[str], command: HeldCommand) -> None:
         self._preparing = None
@@ -203,9 +209,8 @@ class Tuner:
         else:
             notice(f"trial {record.number} continues")
         words = [*words, *self._scheduler.words(record)]
-        trial.start(
-            self._base, words, self._study.log_of(record.number), self._study.started_in, self._devices(record.number)
-        )
+        log = self._study.log_of(record.number)
+        trial.start(self._base, words, log, self._study.started_in, self._devices(record.number))
         self.progress.running[record.number] = trial
 
     def _devices(self, number: int) -> str | None:
@@ -293,13 +298,10 @@ class Tuner:
             why = f"{ending.why or 'it was interrupted'}, {restarts} times without a step"
             self._end(record, Ending("failed", why))
             return
-        try:
-            words = self._study.words_of(record.values, record.number)
-        except ConfigError as error:
-            self._end(record, Ending("infeasible", error.what))
-            return
-        self._start(record, words)
-        self.progress.running[trial.number].restarts = restarts
+        words = self._words_of(record)
+        if words is not None:
+            self._start(record, words)
+            self.progress.running[trial.number].restarts = restarts
 
     def _end(self, record: TrialRecord, ending: Ending) -> None:
         """Write the end of a trial that no verdict has stopped."""

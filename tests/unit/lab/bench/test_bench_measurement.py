@@ -19,8 +19,10 @@ ITEM_FLOPS, PEAK = 6e9, 1e13
 def worker(number: int, **more: Any) -> dict[str, Any]:
     """What the first or the second of two workers tells the others, no two figures alike."""
     own = {
-        "resident": 1000 * number,
-        "memory": {"allocated_peak": 70 + number, "reserved_peak": 90 + number, "resident_peak": 5000 - 500 * number},
+        "allocated": 70 + number,
+        "reserved": 90 + number,
+        "resident": 5000 - 500 * number,
+        "resident_before": 1000 * number,
         "tensors": 30 + number,
         "communication": (0.1 * number, 0.2),
         "joules": 40.0 * number,
@@ -89,8 +91,8 @@ def test_processors_are_held_against_their_products_and_tensors_counted_by_the_p
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headway.lab.bench.measure.peak_flops", lambda *arguments: None)
-    unknown = {"allocated_peak": None, "reserved_peak": None, "resident_peak": None}
-    own = {"memory": unknown, "host_to_device": None, "communication": None, "gpu_utilization": None}
+    unknown = {"allocated": None, "reserved": None, "resident": None}
+    own = {**unknown, "host_to_device": None, "communication": None, "gpu_utilization": None}
     found = put_together(worker(1, products=6e12, **own), worker(2, products=10e12, **own))
     assert found.measured_product_flops_per_second == 16e12
     assert found.share_of_measured_products == pytest.approx(0.3)

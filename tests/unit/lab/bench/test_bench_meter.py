@@ -18,7 +18,7 @@ from headway.config import Config, LaneGrid, ModelConfig, resolve
 from headway.core.machine.system import Machine
 from headway.lab.bench import meter as metering
 from headway.lab.bench.energy import open_counter, open_gpu_utilization
-from headway.lab.bench.meter import Meter, communication_shares, host_to_device, intersection, length, union, without
+from headway.lab.bench.meter import Meter, communication_shares, host_to_device
 from headway.lab.bench.synthetic import SyntheticFeed
 from support.waits import LONG
 
@@ -32,14 +32,6 @@ def event(name: str, start: float, end: float, *, is_async: bool = False, device
         device_type=getattr(kinds, device),
         is_user_annotation=False,
     )
-
-
-def test_stretches_of_time() -> None:
-    assert union([(5, 6), (0, 2), (1, 3), (3, 4), (9, 9)]) == [(0, 4), (5, 6)]
-    common = intersection([(0, 4), (5, 9)], [(1, 2), (3, 6), (8, 20)])
-    assert common == [(1, 2), (3, 4), (5, 6), (8, 9)] and length(common) == 4
-    assert without([(0, 4), (5, 9)], [(1, 2), (3, 6), (8, 20)]) == [(0, 1), (2, 3), (6, 8)]
-    assert without([(0, 4)], []) == [(0, 4)] and without([], [(1, 2)]) == []
 
 
 def test_communication_on_the_cpu_is_split_by_what_is_computed_meanwhile() -> None:
@@ -145,7 +137,7 @@ def test_the_use_of_a_gpu_is_sampled_until_its_driver_refuses(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234"))
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert open_gpu_utilization("cpu", 0) is None
-    for expected in ([0.9, 0.7, 0.8], None):
+    for expected in ([0.9, 0.7, 0.8], []):
         found = open_gpu_utilization("cuda", 0)
         assert found is not None
         found.every_seconds = 0.001
@@ -212,12 +204,12 @@ def test_the_peak_of_resident_memory_begins_anew() -> None:
     """In a process of its own: in this one there may be memory that was freed and kept."""
     script = (
         "import torch\n"
-        "from headway.lab.bench.meter import Memory, begin_memory\n"
+        "from headway.lab.bench.meter import begin_memory, memory_peaks\n"
         "large = torch.ones(64 * 2**20)\n"  # 256 MiB
         "del large\n"
         "before = begin_memory()\n"
         "again = torch.ones(16 * 2**20)\n"
-        "print(before and Memory.now(torch.device('cpu')).resident_peak - before)\n"
+        "print(before and memory_peaks(torch.device('cpu'))['resident'] - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     if done.stdout.strip() == "None":

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,7 +126,7 @@ def test_a_worker_prints_no_result(tmp_path: Path) -> None:
         "communication.measure_communication = lambda plan: print('noise') or plan\n"
         "communication_worker.main()\n"
     )
-    write_json(tmp_path / "plan.json", Plan("cpu", (4,)).to_json())
+    write_json(tmp_path / "plan.json", asdict(Plan("cpu", (4,))))
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env={**os.environ, "RANK": "0"}
     )

@@ -16,7 +16,7 @@ from headway.lab.plan.accelerators import parse_machines, this_machine
 from headway.lab.plan.layout import Layout
 from headway.lab.plan.memory import plan_memory
 from headway.lab.plan.prepare import Plan, make_plan
-from headway.lab.plan.recommend import command, recommend, usable_bytes
+from headway.lab.plan.recommend import Planner, command, usable_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -265,7 +265,7 @@ def test_strategies_of_deepspeed_take_part_where_it_is_installed_or_asked_for(mo
     assert installed.recommendation.option is not None and installed.recommendation.option.strategy == "ddp"
     theirs = [option for option in installed.table if option.strategy in DEEPSPEED]
     given = config("125m")
-    chosen = recommend(given, given.model, installed.machines, theirs).option
+    chosen = Planner(given, given.model, installed.machines).recommend(theirs).option
     assert chosen is not None and chosen.strategy in DEEPSPEED and chosen.fits
     # Where nobody asked, those that do not go with the config are left out.
     made = planned("125m", "8xH100", train={"precision": "fp16"})
