@@ -196,7 +196,7 @@ def _block_size(bounds: Ints, capacity: int) -> int:
 
 
 def plan_block(
-    bounds: Ints, sequence_length: int, packing: Packing, has_target: HasTarget | None = None
+    bounds: Ints, sequence_length: int, packing: Packing, has_target: HasTarget | None
 ) -> tuple[Plan, PackingFigures]:
     """Plan the rows of documents that are packed together; `bounds` has the format of the parts of `plan_rows`."""
     capacity = sequence_length + 1

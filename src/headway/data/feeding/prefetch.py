@@ -34,8 +34,6 @@ class Prefetcher:
         first_step: First step, counted from 0.
         last_step: The step after the last one.
         depth: Number of steps to keep ready.
-        pin_memory: Put batches into page-locked memory, which makes copies to a GPU asynchronous. By default, only if
-            this process uses CUDA already.
         stopped: Returns whether a stop was requested. It is polled while no batch is ready, so that the consumer does
             not wait for the next one.
 
@@ -51,7 +49,6 @@ class Prefetcher:
         last_step: int,
         depth: int = 2,
         *,
-        pin_memory: bool | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.wait_seconds = 0.0
@@ -60,8 +57,8 @@ class Prefetcher:
         self._lanes = list(lanes)
         self._last_step = last_step
         self._depth = max(1, depth)
-        self._pin = torch.cuda.is_initialized() if pin_memory is None else pin_memory
-        # A new thread begins on device 0; pinning from there would take memory of another worker's GPU.
+        # With a device, batches go to page-locked memory, which makes copies to it asynchronous. A new thread begins on
+        # device 0; pinning from there would take memory of another worker's GPU.
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._begin(first_step)
 
@@ -140,7 +137,7 @@ class Prefetcher:
                 torch.cuda.set_device(self._device)
             for step in steps:
                 batches = next(ahead) if ahead else {lane: self._feed.batch(step, lane) for lane in self._lanes}
-                ready.put((step, _pinned(batches) if self._pin else batches))
+                ready.put((step, _pinned(batches) if self._device is not None else batches))
                 if closed.is_set():
                     return
         except BaseException as error:  # the consumer raises it

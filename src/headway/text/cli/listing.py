@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headway.text.reading.sources import Source
 
 
-def list_sources(settings: DataConfig, json: bool, pool: DataPool | None = None) -> None:
+def list_sources(settings: DataConfig, json: bool, pool: DataPool | None) -> None:
     """Print the files of all sources, and what a cluster would get; only lengths and tables' footers are read.
 
     Raises:

@@ -29,9 +29,7 @@ _CLUSTERS = 5
 _DOCUMENTS = 5
 
 
-def mark_equal_documents(
-    corpus: Corpus, kept_copy: Ints, workspace: Workspace, progress: RowProgress | None = None
-) -> None:
+def mark_equal_documents(corpus: Corpus, kept_copy: Ints, workspace: Workspace, progress: RowProgress) -> None:
     """Find documents with equal text, and keep the one with the lowest number of each set.
 
     Args:
@@ -62,9 +60,7 @@ def count_paragraphs(corpus: Corpus) -> int:
     return sum(len(prints.paragraph_hashes) for _, _, _, prints in corpus.units())
 
 
-def mark_equal_paragraphs(
-    corpus: Corpus, kept_copy: Ints, workspace: Workspace, progress: RowProgress | None = None
-) -> Bools:
+def mark_equal_paragraphs(corpus: Corpus, kept_copy: Ints, workspace: Workspace, progress: RowProgress) -> Bools:
     """Find paragraphs with equal text in kept documents.
 
     One paragraph of each set is kept: the first one in the document with the smallest hash, of the first source that

@@ -36,7 +36,7 @@ class Workspace:
         folder: Folder of the scratch files; the system's temporary folder if None.
     """
 
-    def __init__(self, memory_bytes: int, folder: Path | None = None) -> None:
+    def __init__(self, memory_bytes: int, folder: Path | None) -> None:
         self.memory_bytes = memory_bytes
         self._folder = folder
         self._tables_left = memory_bytes // 2
@@ -86,7 +86,7 @@ class Workspace:
         count: int,
         width: int,
         thin: Callable[[Rows], Rows],
-        progress: RowProgress | None,
+        progress: RowProgress,
     ) -> None:
         """Thin rows as `thinned` does, range by range of keys; the arguments are those of `partition` and `thinned`."""
         with self.partition(blocks, count, width, progress) as partition:

@@ -91,9 +91,9 @@ class Builder:
         described_steps: Sequence[Any],
         tokenizer: Tokenizer,
         workers: int,
-        pool: UnitPool | None = None,
-        keeps_for: Collection[int] = (),
-        chat: str | None = None,
+        pool: UnitPool | None,
+        keeps_for: Collection[int],
+        chat: str | None,
     ) -> None:
         self.keeps_for = keeps_for
         self._chat = chat

@@ -332,7 +332,7 @@ def document_hashes(texts: Sequence[str], result: PieceResult) -> NDArray[np.uin
     return hashes
 
 
-def framed(ids: NDArray[Any], lengths: NDArray[np.int64], end: int, begin: Sequence[int] = ()) -> NDArray[Any]:
+def framed(ids: NDArray[Any], lengths: NDArray[np.int64], end: int, begin: Sequence[int]) -> NDArray[Any]:
     """Insert `begin` before and `end` after each document's ids."""
     more = 1 + len(begin)
     ends = np.cumsum(lengths) + (np.arange(len(lengths)) * more + len(begin))

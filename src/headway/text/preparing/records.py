@@ -161,7 +161,7 @@ class Records:
         self.reused: list[str] = []
         """Files that belong to the new store and are still in the present store only."""
 
-    def survey(self, key: str, others: Iterable[str] = ()) -> Survey | None:
+    def survey(self, key: str, others: Iterable[str]) -> Survey | None:
         """Return the survey of a key, if it is recorded together with its files of the given suffixes."""
         names = [f"{WORK}/{key}.{name}" for name in ("survey.json", *others)]
         for place, record in self._found(names[0]):
@@ -211,7 +211,7 @@ class Records:
         (self.folder / WORK).mkdir(exist_ok=True)
         return self.folder / WORK / f"{key}.{ending}"
 
-    def save_survey(self, key: str, survey: Survey, others: Iterable[str] = ()) -> None:
+    def save_survey(self, key: str, survey: Survey, others: Iterable[str]) -> None:
         """Save a survey; `others` are the suffixes of files that belong to it."""
         survey.most = self.most
         self._save(f"{WORK}/{key}.survey.json", asdict(survey), [f"{WORK}/{key}.{ending}" for ending in others])

@@ -34,7 +34,7 @@ class Unit:
         """Its share of the input's bytes, for progress."""
         return sum(piece.bytes for piece in self.pieces)
 
-    def without_texts(self, store: Path | None = None) -> Unit:
+    def without_texts(self, store: Path | None) -> Unit:
         """Return the unit without the documents of a stream, which would otherwise stay in memory.
 
         Args:

@@ -92,7 +92,7 @@ def layout_format(fields: Sequence[str]) -> str | None:
     return "completion" if {*COMPLETION_FIELDS} <= present else None
 
 
-def chat_fields(present: Sequence[str] | None = None) -> list[str]:
+def chat_fields(present: Sequence[str] | None) -> list[str]:
     """Return the fields of a conversation that are there; all where that is unknown."""
     if present is None:
         return [*CHAT_FIELDS, *COMPLETION_FIELDS]
