@@ -654,11 +654,14 @@ def test_tables_that_say_more_than_they_hold_are_malformed() -> None:
     arrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
+    from headway.text.reading.pieces import Piece
+    from headway.text.reading.places import SourceFile
     from headway.text.reading.table_texts import TableTexts
 
     long = arrow.ListArray.from_arrays(arrow.array([0, 1, 2_000], arrow.int32()), arrow.nulls(2_000))
     batch = arrow.record_batch({"messages": long})
-    found = list(TableTexts("text", "chat:", 1_000, str).batches(batch))
+    piece = Piece(0, SourceFile("a", "", 0), "text", None, 0, template="chat:", most=1_000)
+    found = list(TableTexts(piece, str).batches(batch))
     assert [bad.too_large for part in found for bad in part.bad] == [False, True]
     parquet.write_table(arrow.table({"messages": [[{"a": [b"x"], "b": {1: 2}.items() and 1}]]}), "a.parquet")
     with pytest.raises(DataError, match="message 1 has the role None"):
