@@ -90,6 +90,15 @@ def test_what_a_killed_export_has_left_goes_with_the_next(model: Decoder, tmp_pa
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/whole"]
 
 
+def test_others_can_read_the_weights(model: Decoder, tmp_path: Path) -> None:
+    """As far as they can read any new file here."""
+    out = tmp_path / "out"
+    export_model(model, out)
+    (tmp_path / "any").touch()
+    modes = {file.stat().st_mode for file in (*out.iterdir(), tmp_path / "any")}
+    assert len(modes) == 1
+
+
 @pytest.mark.parametrize("failing", ["new", ".out.before-export"])
 def test_a_folder_that_cannot_be_put_in_place_leaves_the_earlier_one(
     model: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str

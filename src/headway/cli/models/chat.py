@@ -129,6 +129,6 @@ def _answer(conversation: Conversation, message: str) -> None:
             print_text(piece)
         print_line()
     if conversation.is_cut:
-        notice("the answer was cut: --max-new-tokens and the model's positions bound it")
+        notice("the answer was cut: it has --max-new-tokens tokens, or the model has no further position")
     if conversation.is_ended:
         notice("the model ended its text: your next message begins a new one")

@@ -396,14 +396,19 @@ def _print_recommendation(made: Plan, config_name: str, overrides: Sequence[str]
     print_line(f"recommended: {' '.join(chosen.overrides)}")
     print_line(f"  because  {reason}")
     _print_memory(made, chosen)
-    print_line(f"  speed    {_speed(made, chosen)} tokens/s, MFU about {_percent(made.mfu(chosen))}")
+    speed = "n/a (--tokens-per-second gives that of some measured steps)"
+    if made.tokens_per_second(chosen) is not None:
+        speed = f"{_speed(made, chosen)}, MFU about {_percent(made.mfu(chosen))}"
+    print_line(f"  speed    {speed}")
     print_line(f"  time     {_time(made, hours)}")
     print_line(f"  energy   {'n/a' if energy is None else f'{energy:,.1f} kWh (boards at their power limit)'}")
     print_line(f"  cost     {price or f'n/a ({free})'}")
     second = made.recommendation.runner_up
     if second is not None:
         assert second.memory is not None
-        words = f"{format_bytes(second.memory.peak_bytes)} per worker, {_speed(made, second)} tokens/s"
+        words = f"{format_bytes(second.memory.peak_bytes)} per worker"
+        if made.tokens_per_second(second) is not None:
+            words += f", {_speed(made, second)}"
         print_line(f"  or       {' '.join(second.overrides)}: {words}")
     print_line(f"  type     {command(config_name, overrides, made.machines, chosen)}")
     print_lines("\nassumed:")
@@ -450,11 +455,12 @@ def _about(value: float | None) -> str:
 
 
 def _speed(made: Plan, option: Option) -> str:
-    """Format the throughput of an option as a range, unless it was measured."""
+    """Format the throughput of an option, which is known, as a range unless it was measured."""
     value = made.tokens_per_second(option)
-    if value is None or made.measured_tokens_per_second is not None:
-        return format_count(value)
-    return f"{_about(value * RANGE[0])} to {_about(value * RANGE[1])}"
+    assert value is not None
+    if made.measured_tokens_per_second is not None:
+        return f"{format_count(value)} tokens/s"
+    return f"{_about(value * RANGE[0])} to {_about(value * RANGE[1])} tokens/s"
 
 
 def _time(made: Plan, hours: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,15 @@ def _is_written(path: Path, written: dict[str, str | None]) -> bool:
     return digest is None or sha256_file(path) == digest
 
 
+def _let_others_read(building: Path, scratch: Path) -> None:
+    """Give weights the permissions of any new file: safetensors makes files that only their owner can read."""
+    usual = scratch / "permissions"
+    usual.touch()
+    mode = stat.S_IMODE(usual.stat().st_mode)
+    for file in building.glob("*.safetensors"):
+        file.chmod(mode)
+
+
 @contextmanager
 def published(folder: Path, prove: Callable[[Path], None]) -> Iterator[Path]:
     """Create a new folder that replaces `folder` when the block ends without an error and the result is proven.
@@ -118,6 +128,7 @@ def published(folder: Path, prove: Callable[[Path], None]) -> Iterator[Path]:
         try:
             yield building
             prove(building)
+            _let_others_read(building, scratch)
             sync_folder(building)
             if folder.exists():
                 folder.rename(old)
