@@ -23,10 +23,10 @@ import time
 from itertools import product
 from pathlib import Path
 
+from headway.api.start.recipe.shapes import decoder_of
 from headway.config.loading.document import to_yaml
 from headway.config.sections.model import ModelConfig
 from headway.models.facts import count_parameters, flops_per_token
-from headway.start.recipe.shapes import decoder_of
 from headway.telemetry.record import open_run
 
 HEADERS = f"{'variant':58} {'params':>7} {'epochs':>6} {'seconds':>7} {'nats/token':>10} {'nats/byte':>9}"

@@ -17,33 +17,33 @@ from typing import TYPE_CHECKING, Any
 from headway.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from headway.api import Trainer, train
+    from headway.api.results import Run
+    from headway.api.training import Trainer, train
+    from headway.api.verbs import compare, evaluate, export, generate, prepare
     from headway.clouds.launchers import ray
     from headway.clouds.launchers.launcher import Launcher
     from headway.config import Config, OptimizerSpec, StrategySpec, load_config, override
     from headway.core.errors import HeadwayError
     from headway.data.store import TokenStore
     from headway.models.conformance import check_model
-    from headway.results import Run
     from headway.tracking.sink import Sink
     from headway.training.figures import Metric
     from headway.training.job import Callback
     from headway.training.own_task import Task
-    from headway.verbs import compare, evaluate, export, generate, prepare
 
 #: The module of each public name. `ray` is a module itself: `headway.ray.fit`.
 _HOMES = {
     "load_config": "headway.config",
     "override": "headway.config",
     "Config": "headway.config",
-    "prepare": "headway.verbs",
-    "train": "headway.api",
-    "evaluate": "headway.verbs",
-    "compare": "headway.verbs",
-    "generate": "headway.verbs",
-    "export": "headway.verbs",
-    "Run": "headway.results",
-    "Trainer": "headway.api",
+    "prepare": "headway.api.verbs",
+    "train": "headway.api.training",
+    "evaluate": "headway.api.verbs",
+    "compare": "headway.api.verbs",
+    "generate": "headway.api.verbs",
+    "export": "headway.api.verbs",
+    "Run": "headway.api.results",
+    "Trainer": "headway.api.training",
     "Task": "headway.training.own_task",
     "Metric": "headway.training.figures",
     "Callback": "headway.training.job",

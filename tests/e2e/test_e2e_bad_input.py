@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from headway.api.start.preview import preview
 from headway.config import load_config
 from headway.core.errors import CheckpointError, ConfigError, DataError, HeadwayError
 from headway.run.directory.ownership import OwnerLock
 from headway.run.session.attempt import RunOptions
-from headway.start.preview import preview
 from support.runs import headway, state_hash, write_config, write_corpus
 
 SOUND = "".join(json.dumps({"text": f"{number}: red green blue stone " * 9}) + "\n" for number in range(20))

@@ -20,13 +20,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.api.clusters.bench_job import bench_job
 from headway.clouds.launchers.ray_job import ray_command
 from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.files.foreign import read_json_lines
 from headway.core.process.waiting import wait_until
 from headway.lab.bench.results import read_results
 from headway.lab.chaos.machines import can_make_namespaces
-from headway.start.bench_job import bench_job
 from support.machines import Machine, machines
 from support.parts_table import RAY
 from support.runs import headway, saved_step, state_hash

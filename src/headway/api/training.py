@@ -1,4 +1,4 @@
-"""The Python interface: `headway.train` for language models, `headway.Trainer` for any module."""
+"""Training in Python: `headway.train` for language models, `headway.Trainer` for any module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from headway.api.notebook import live_table
+from headway.api.results import Run as Run
 from headway.config import Config, identity, load_config, resolve
 from headway.config.sections.task import TaskConfig
 from headway.core.console import is_first_worker, notice, warning
@@ -15,8 +17,6 @@ from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
 from headway.core.functions import name_of_function
 from headway.data.in_use import in_use
-from headway.notebook import live_table
-from headway.results import Run as Run
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.supervisor.machines.machine_role import Membership, find_role
@@ -251,8 +251,8 @@ def _supervise(
 
 
 def _prepare(config: Config, options: RunOptions, own_process: bool) -> None:
+    from headway.api.start.preparing import prepare_if_needed
     from headway.run.session.attempt import preemptible
-    from headway.start.preparing import prepare_if_needed
 
     with preemptible():
         prepare_if_needed(config, options, own_process)

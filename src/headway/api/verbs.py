@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from headway.api.results import Run
 from headway.config import Config, load_config
 from headway.config.sections.data import vocabulary_problems
 from headway.lab.compare.evidence import Margin
-from headway.results import Run
 from headway.text.preparing.prepare import prepare as prepare_store
 
 if TYPE_CHECKING:

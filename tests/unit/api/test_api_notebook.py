@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 import headway
+from headway.api.results import Run
 from headway.config import load_config
 from headway.core.errors import ConfigError
-from headway.results import Run
 from headway.telemetry.metrics import Metrics
 from headway.telemetry.plot import Plot
 from headway.training.job import unknown_hooks

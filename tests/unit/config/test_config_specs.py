@@ -39,7 +39,7 @@ ALLOWED = {
     "config/optimizers.py": {*OPTIMIZERS, "zero2"},
     "lab/cli/bench.py": {"ddp", "fsdp", "zero1", "zero3", "muon"},
     "config/loading/document.py": {"single"},
-    "start/recipe/shapes.py": {"muon"},
+    "api/start/recipe/shapes.py": {"muon"},
     "text/importing/store.py": {"single"},
     "data/tokenizing/begin_of_text.py": {"single"},
     "lab/plan/recommend.py": {"single"},

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 import headway
+from headway.api.start.preview import preview
 from headway.checkpoint.format.manifest import read_manifest
 from headway.config import Config, ModelConfig, dump_config, load_config, resolve, resolve_lanes
 from headway.config.derived.identity import changes, identity
@@ -26,7 +27,6 @@ from headway.models.hub.implementation import choose_implementation
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import RunOptions
 from headway.run.session.completed import completed
-from headway.start.preview import preview
 from headway.training.evaluation.generation import generate
 from headway.training.evaluation.inference import continue_text, evaluate_trained, export_trained, load_trained
 from support.chat import MARKED, chat_tokenizer, conversation, write_records

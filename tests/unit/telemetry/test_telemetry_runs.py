@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headway.cli.application import application
-from headway.command_line import print_json
+from headway.core.command_line import print_json
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.telemetry.goodput import goodput_of
 from headway.telemetry.overlay import overlay_chart

@@ -1,1 +1,1 @@
-"""Clusters on which text is prepared (`headway data prepare --on`)."""
+"""Work of other wings on clusters: text that is prepared there (`headway data prepare --on`), suites as jobs."""

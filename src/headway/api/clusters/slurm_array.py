@@ -240,7 +240,7 @@ def _end_last(folder: Path) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Process the units of an element (`python -m headway.start.pools.slurm_array FOLDER WORKERS`)."""
+    """Process the units of an element (`python -m headway.api.clusters.slurm_array FOLDER WORKERS`)."""
     open_streams()
     folder = Path(words[0])
     workers = int(words[1])

@@ -1,1 +1,1 @@
-"""What joins the wings before work begins: checks, a run's token store, suites and text preparation on clusters."""
+"""What happens before a run begins: its config from a folder of text, the checks, its token store."""

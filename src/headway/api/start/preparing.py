@@ -37,7 +37,7 @@ def prepare_if_needed(config: Config, options: RunOptions, own_process: bool) ->
     if own_process:
         _check_in_a_process(config, options)
     else:
-        from headway.start.checks import examine_unprepared  # loads PyTorch
+        from headway.api.start.checks import examine_unprepared  # loads PyTorch
 
         examine_unprepared(config, options)
     paths = ", ".join(source.path for source in config.data.sources)

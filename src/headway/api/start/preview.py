@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway.api.start.checks import UnpreparedRun, examine_unprepared
 from headway.config import Config, crossing_groups
 from headway.core.console import warning
 from headway.core.format import counted, format_bytes, format_count
@@ -11,7 +12,6 @@ from headway.run.session.attempt import RunOptions
 from headway.run.session.precision import with_precision
 from headway.run.session.preview import model_line, run_state, workers_lines
 from headway.run.session.preview import preview as preview_prepared
-from headway.start.checks import UnpreparedRun, examine_unprepared
 from headway.tracking.sinks import check_trackers
 from headway.training.setup.available import shortfalls
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, StepOption, print_json, print_table, seconds_of
+from headway.config.arguments import seconds_of
+from headway.core.command_line import JsonOption, StepOption, print_json, print_table
 from headway.training.evaluation.benchmarks import run_benchmarks, wanted_by_hand
 
 HELP = """Run tasks of lm-eval on a trained model (extra lm-eval).

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import StepOption, TemperatureOption, TopPOption, as_utf8
+from headway.core.command_line import StepOption, TemperatureOption, TopPOption, as_utf8
 from headway.core.console import exact_results, notice, print_line, print_text, say
 from headway.core.errors import ConfigError, DataError
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.command_line import JsonOption, StepOption, print_json, print_table, writing
+from headway.core.command_line import JsonOption, StepOption, print_json, print_table, writing
 from headway.core.console import notice
 from headway.core.format import format_bytes
 from headway.core.user_command import suggest_next

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.command_line import JsonOption, StepOption, print_json
+from headway.core.command_line import JsonOption, StepOption, print_json
 from headway.core.console import print_line
 
 HELP = """Compute loss and perplexity of a trained model on held-out text.

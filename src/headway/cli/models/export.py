@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import DtypeOption, RunArgument, StepOption, writing
+from headway.core.command_line import DtypeOption, RunArgument, StepOption, writing
 from headway.core.console import notice
 from headway.core.user_command import suggest_next
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import StepOption, TemperatureOption, TopPOption, as_utf8
+from headway.core.command_line import StepOption, TemperatureOption, TopPOption, as_utf8
 from headway.core.console import exact_results, print_line, print_prompt, print_text
 
 HELP = """Continue a text with a trained model, and print tokens as they are sampled.

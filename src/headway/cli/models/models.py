@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.command_line import JsonOption, print_json, print_table
 from headway.config import SHAPES, ModelConfig
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import print_line
 from headway.core.format import format_bytes, format_count
 from headway.models.facts import count_parameters, flops_per_token, kv_bytes_per_token

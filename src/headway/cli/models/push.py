@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import DtypeOption, StepOption, print_table
+from headway.core.command_line import DtypeOption, StepOption, print_table
 from headway.core.console import notice
 from headway.core.files.scratch import scratch_folder
 from headway.core.format import format_bytes

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.command_line import JsonOption, RunArgument, print_json, print_table
 from headway.core.audit import AUDIT_FILE, AuditLog
+from headway.core.command_line import JsonOption, RunArgument, print_json, print_table
 from headway.core.console import notice, print_line
 from headway.core.errors import CheckpointError
 from headway.core.files.foreign import as_number, parse_json_lines

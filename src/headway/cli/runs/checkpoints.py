@@ -14,7 +14,8 @@ from headway.checkpoint.transfer import is_url, local_folders, remote_manifests
 from headway.checkpoint.verify import verify_checkpoint
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
 from headway.cli.runs.checkpoints_manage import copy, diff, lifecycle, prune, reseal, restore
-from headway.command_line import JsonOption, StorageOption, print_json, print_table, storage_options
+from headway.config.arguments import StorageOption, storage_options
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import notice, print_line, progress, warning
 from headway.core.errors import CheckpointError
 from headway.core.format import UNKNOWN, format_bytes

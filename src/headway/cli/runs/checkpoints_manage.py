@@ -11,16 +11,9 @@ from headway.checkpoint.compare import compare
 from headway.checkpoint.lifecycle import bucket_rule
 from headway.checkpoint.retention import Rules
 from headway.checkpoint.transfer import copy_checkpoints
-from headway.command_line import (
-    JsonOption,
-    RunArgument,
-    StorageOption,
-    load,
-    print_json,
-    print_table,
-    storage_options,
-)
 from headway.config import load_resolved
+from headway.config.arguments import StorageOption, load, storage_options
+from headway.core.command_line import JsonOption, RunArgument, print_json, print_table
 from headway.core.console import exact_results, notice, print_line, print_text
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.format import UNKNOWN, counted

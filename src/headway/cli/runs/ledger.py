@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import JsonOption, RunArgument, print_json, print_table
+from headway.core.command_line import JsonOption, RunArgument, print_json, print_table
 from headway.core.console import print_line
 from headway.core.errors import CheckpointError
 from headway.run.directory.ledger_proof import prove

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import RunArgument, check_folder, writing
+from headway.core.command_line import RunArgument, check_folder, writing
 from headway.core.console import print_line
 from headway.telemetry.report import write_report
 

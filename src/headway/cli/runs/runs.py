@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, RunArgument, print_json, print_table, writing
+from headway.core.command_line import JsonOption, RunArgument, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_lines
 from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds
 from headway.cost.spending import format_usd

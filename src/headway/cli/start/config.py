@@ -8,22 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.api.start.recipe.recipe import plan_run
 from headway.cli.start.dial import DepthOption, MinutesOption, SizeOption, dial_of
-from headway.command_line import (
-    ConfigArgument,
-    JsonOption,
-    OverridesArgument,
-    load,
-    print_json,
-    print_table,
-)
 from headway.config import dump_config, ineffective_settings, resolve_grid
+from headway.config.arguments import ConfigArgument, OverridesArgument, load
 from headway.config.loading.complaints import suggestion
 from headway.config.loading.document import to_yaml
 from headway.config.loading.foreign_keys import our_names, sentences
 from headway.config.loading.load import presets as known
 from headway.config.loading.reference import explain as entries_of
 from headway.config.loading.reference import json_schema, reference
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import print_lines, warning
 from headway.core.credentials.secrets import redact_values
 from headway.core.errors import ConfigError
@@ -32,7 +27,6 @@ from headway.data.epochs import in_steps
 from headway.data.store_manifest import MANIFEST
 from headway.models.facts import count_parameters
 from headway.models.shape import embedding_rows
-from headway.start.recipe.recipe import plan_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +120,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None, as_json: J
 
 def check(config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False) -> None:
     """Run `headway config check`."""
-    from headway.start.checks import check_config
+    from headway.api.start.checks import check_config
 
     loaded = load(config, overrides)
     epochs = loaded.train.epochs

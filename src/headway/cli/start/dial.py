@@ -10,7 +10,7 @@ from headway.config.units import parse_count
 from headway.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.start.recipe.recipe import Dial
+    from headway.api.start.recipe.recipe import Dial
 
 MinutesOption = Annotated[
     float | None,
@@ -31,7 +31,7 @@ def dial_of(minutes: float | None, size: str | None, depth: int | None) -> Dial:
     Raises:
         ConfigError: two are given, or the size is no number.
     """
-    from headway.start.recipe.recipe import MINUTES, Dial
+    from headway.api.start.recipe.recipe import MINUTES, Dial
 
     if size is None:
         return Dial(MINUTES if minutes is None and depth is None else minutes, None, depth)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headway.api.start.preview import preview
 from headway.config import Config
 from headway.core.console import print_line, print_lines
 from headway.data.epochs import in_steps
 from headway.run.session.attempt import RunOptions
 from headway.run.session.begin_from import check_beginning
-from headway.start.preview import preview
 
 
 def show_run(config: Config, source: Path | None, *, restart: bool, accept_changes: bool, start_epoch: bool) -> None:

@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.api.start.recipe.corpus import is_text, look
+from headway.api.start.recipe.recipe import MINUTES, Dial, plan_run
+from headway.api.start.recipe.shapes import MOST_EPOCHS
 from headway.config import Config, load_config
 from headway.core.console import notice, print_lines
 from headway.core.errors import ConfigError
 from headway.core.user_command import next_lines, remember_config
 from headway.run.directory.run_directory import RunDirectory
-from headway.start.recipe.corpus import is_text, look
-from headway.start.recipe.recipe import MINUTES, Dial, plan_run
-from headway.start.recipe.shapes import MOST_EPOCHS
 from headway.telemetry.record import open_run
 
 
@@ -53,7 +53,7 @@ def _begun(run: RunDirectory, folder: Path, overrides: Sequence[str]) -> Config:
 
 def finish(config: Config, folder: Path, dial: Dial) -> None:
     """Sample from the model, export it, and say which three commands come next."""
-    from headway.start.recipe.finish import sample_and_export
+    from headway.api.start.recipe.finish import sample_and_export
 
     run = config.run_directory
     sample_and_export(run, config.data.store, seed=config.seed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from headway.api.clusters.bench_job import bench_job
 from headway.cli.start.launch_serve import serve
 from headway.clouds.cli.launching import (
     DryRunOption,
@@ -28,19 +29,17 @@ from headway.clouds.launchers.policy import policy_for
 from headway.clouds.launchers.record import progress_of, save_seconds_of
 from headway.clouds.launchers.roles import role_objects
 from headway.clouds.supply.fit import image_row
-from headway.command_line import (
-    ConfigArgument,
+from headway.config.arguments import ConfigArgument, OverridesArgument, load
+from headway.core.audit import user_name
+from headway.core.command_line import (
     DefaultVerb,
     JsonOption,
-    OverridesArgument,
     RunArgument,
     SuiteArgument,
     SuiteOverridesArgument,
-    load,
     print_json,
     print_table,
 )
-from headway.core.audit import user_name
 from headway.core.console import exact_results, notice, print_text
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.format import UNKNOWN, counted, format_bytes, format_seconds
@@ -48,7 +47,6 @@ from headway.core.user_command import remember_config
 from headway.data.epochs import in_steps
 from headway.lab.plan.accelerators import parse_machines, this_machine
 from headway.lab.plan.prepare import make_plan
-from headway.start.bench_job import bench_job
 from headway.telemetry.summary import loss_text
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import typer
 from headway.clouds.cli.launching import DryRunOption, OutOption, YesOption, agrees, show_or_write, write_files
 from headway.clouds.launchers import serving
 from headway.clouds.launchers.job import DNS_LABEL_LENGTH, Job
-from headway.command_line import print_table
 from headway.config import load_config
 from headway.config.checks.contradictions import combined
+from headway.core.command_line import print_table
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 

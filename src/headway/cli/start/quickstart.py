@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from headway.api import leave_report, train
-from headway.command_line import OverridesArgument
+from headway.api.start.recipe.finish import export, sample
+from headway.api.training import leave_report, train
 from headway.config import load_config
+from headway.config.arguments import OverridesArgument
 from headway.config.optimizers import DEFAULT_OPTIMIZER
 from headway.core.console import notice, print_lines
 from headway.core.user_command import remember_config
@@ -90,7 +91,6 @@ def _without_bf16() -> list[str]:
 
 
 def _after_training(config: Config) -> None:
-    from headway.start.recipe.finish import export, sample
     from headway.training.evaluation.inference import evaluate_trained, load_trained
 
     run = config.run_directory

@@ -11,11 +11,7 @@ import typer
 
 from headway.checkpoint.format.manifest import step_name, step_of
 from headway.cli.start.dial import DepthOption, MinutesOption, SizeOption, dial_of
-from headway.command_line import (
-    PRESET_NAMES,
-    OverridesArgument,
-    load,
-)
+from headway.config.arguments import PRESET_NAMES, OverridesArgument, load
 from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
@@ -25,8 +21,8 @@ from headway.core.startup.launch_secret import take_secret
 from headway.core.user_command import suggest_next
 
 if TYPE_CHECKING:
+    from headway.api.start.recipe.recipe import Dial
     from headway.config import Config
-    from headway.start.recipe.recipe import Dial
 
 TextOrConfigArgument = Annotated[
     Path,
@@ -136,7 +132,7 @@ def train(
 
             show_run(loaded, source, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch)
             return
-        from headway.api import train as run
+        from headway.api.training import train as run
 
         run(
             loaded,

@@ -20,7 +20,8 @@ from headway.clouds.spot.made_trace import as_csv, make_trace
 from headway.clouds.spot.simulate import Work
 from headway.clouds.spot.simulate import simulate as compare
 from headway.clouds.spot.traces import read_trace
-from headway.command_line import JsonOption, print_json, print_table, seconds_of
+from headway.config.arguments import seconds_of
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import notice, print_line, print_text
 from headway.core.format import UNKNOWN, counted, format_seconds
 from headway.cost.spending import format_usd

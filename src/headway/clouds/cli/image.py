@@ -12,7 +12,7 @@ from headway.clouds.supply.fit import CPU, IMAGES, BuiltImage, remember
 from headway.clouds.supply.layout import Image, read_image
 from headway.clouds.supply.pins import check_pinned, github_commit, pin
 from headway.clouds.supply.registry import resolve_digest
-from headway.command_line import JsonOption, print_json, print_table
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes

@@ -13,8 +13,8 @@ from headway.clouds.launchers.ending import exit_code_of, only_one, wait_for_end
 from headway.clouds.launchers.launcher import OVER, find_launcher
 from headway.clouds.launchers.record import read_handle, write_handle
 from headway.clouds.supply.fit import image_problems
-from headway.command_line import print_table, writing
 from headway.config.checks.contradictions import combined
+from headway.core.command_line import print_table, writing
 from headway.core.console import exact_results, notice, print_line, print_text
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import atomic_write

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headway.clouds.spot.policy import SpotPolicy
-from headway.command_line import seconds_of
+from headway.config.arguments import seconds_of
 
 PauseAboveOption = Annotated[float, typer.Option("--pause-above", help="Pause above this price, $/hour.")]
 ResumeBelowOption = Annotated[float, typer.Option("--resume-below", help="Resume below this price.")]

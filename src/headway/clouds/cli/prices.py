@@ -10,7 +10,7 @@ import typer
 
 from headway.clouds.prices.refresh import refresh_prices
 from headway.clouds.prices.skypilot import read_catalogue
-from headway.command_line import DefaultVerb, JsonOption, print_json, print_table
+from headway.core.command_line import DefaultVerb, JsonOption, print_json, print_table
 from headway.core.console import notice, print_line
 from headway.core.errors import ConfigError
 from headway.core.format import counted

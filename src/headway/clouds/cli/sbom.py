@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headway.clouds.supply.sbom import wheel_sbom
-from headway.command_line import check_folder, writing
+from headway.core.command_line import check_folder, writing
 from headway.core.console import exact_results, notice, print_text
 from headway.core.files.atomic import write_text
 

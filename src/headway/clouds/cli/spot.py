@@ -23,7 +23,7 @@ from headway.clouds.launchers.record import save_seconds_of
 from headway.clouds.launchers.spot import SpotJob, hold_by_price
 from headway.clouds.prices.refresh import PriceTimer
 from headway.clouds.spot.places import parse_place
-from headway.command_line import seconds_of
+from headway.config.arguments import seconds_of
 from headway.config.units import Interval
 from headway.core.errors import ConfigError
 

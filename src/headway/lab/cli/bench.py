@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import (
+from headway.core.command_line import (
     DefaultVerb,
     JsonOption,
     SuiteArgument,

@@ -8,18 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import (
-    ConfigArgument,
-    DefaultVerb,
-    JsonOption,
-    OverridesArgument,
-    RunArgument,
-    load,
-    print_json,
-    print_table,
-    seconds_of,
-    writing,
-)
+from headway.config.arguments import ConfigArgument, OverridesArgument, load, seconds_of
+from headway.core.command_line import DefaultVerb, JsonOption, RunArgument, print_json, print_table, writing
 from headway.core.console import print_lines
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import write_json

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import JsonOption, check_folder, print_json, print_table, writing
+from headway.core.command_line import JsonOption, check_folder, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_lines
 from headway.lab.compare import page
 from headway.lab.compare.evidence import DOCUMENTS, Margin

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, OverridesArgument, load, print_json, print_table
+from headway.config.arguments import OverridesArgument, load
 from headway.config.units import parse_count
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import is_first_worker, print_line, print_lines
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes

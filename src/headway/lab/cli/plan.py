@@ -8,18 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.command_line import (
-    ConfigArgument,
-    JsonOption,
-    OverridesArgument,
-    load,
-    print_json,
-    print_table,
-    seconds_of,
-)
 from headway.config import Config
+from headway.config.arguments import ConfigArgument, OverridesArgument, load, seconds_of
 from headway.config.loading.load import given_value
 from headway.config.sections.cost import parse_budget
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import print_line, print_lines
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes, format_count, format_seconds

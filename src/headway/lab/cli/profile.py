@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json, print_table
+from headway.config.arguments import ConfigArgument, OverridesArgument, load
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import print_line, print_lines
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_bytes

@@ -11,15 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.command_line import (
-    ConfigArgument,
-    DefaultVerb,
-    JsonOption,
-    OverridesArgument,
-    print_json,
-    print_table,
-    writing,
-)
+from headway.config.arguments import ConfigArgument, OverridesArgument
+from headway.core.command_line import DefaultVerb, JsonOption, print_json, print_table, writing
 from headway.core.console import notice, print_line
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.scratch import scratch_folder

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load, print_json
+from headway.config.arguments import ConfigArgument, OverridesArgument, load
+from headway.core.command_line import JsonOption, print_json
 from headway.core.console import print_line
 from headway.data.epochs import in_steps
 from headway.lab.verify.reproducibility import verify as run

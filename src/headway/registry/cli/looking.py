@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import JsonOption, RegistryOption, StorageOption, print_json, print_table, writing
+from headway.config.arguments import StorageOption
+from headway.core.command_line import JsonOption, RegistryOption, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_text, warning
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.files.atomic import write_text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import storage_options
+from headway.config.arguments import storage_options
 from headway.core.format import UNKNOWN
 from headway.models.versions import open_registry
 from headway.models.versions.registry import VARIABLE

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import (
-    DtypeOption,
-    JsonOption,
-    RegistryOption,
-    StepOption,
-    StorageOption,
-    print_json,
-    print_table,
-)
+from headway.config.arguments import StorageOption
+from headway.core.command_line import DtypeOption, JsonOption, RegistryOption, StepOption, print_json, print_table
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.user_command import suggest_next

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, RegistryOption, StorageOption, print_json, print_table
+from headway.config.arguments import StorageOption
+from headway.core.command_line import JsonOption, RegistryOption, print_json, print_table
 from headway.core.console import notice, print_line, warning
 from headway.core.errors import CheckpointError
 from headway.core.format import format_bytes

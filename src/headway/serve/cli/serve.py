@@ -7,15 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from headway.command_line import (
+from headway.config.arguments import StorageOption, storage_options
+from headway.core.command_line import (
     DefaultVerb,
     JsonOption,
     RegistryOption,
     StepOption,
-    StorageOption,
     print_json,
     print_table,
-    storage_options,
     writing,
 )
 from headway.core.console import notice, print_line

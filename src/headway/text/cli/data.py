@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load_text, print_json
+from headway.config.arguments import ConfigArgument, OverridesArgument, load_text
 from headway.config.sections.data import vocabulary_problems
+from headway.core.command_line import JsonOption, print_json
 from headway.core.console import notice, print_line, print_lines, progress
 from headway.core.errors import ConfigError, DataError
 from headway.core.process.exit import allow_fast_exit

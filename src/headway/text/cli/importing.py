@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import JsonOption, print_json, print_table
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import print_line, print_lines
 from headway.core.format import format_bytes
 from headway.text.importing.store import import_store, plan_import

@@ -7,15 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.command_line import (
-    JsonOption,
-    OverridesArgument,
-    check_folder,
-    load_text,
-    print_json,
-    print_table,
-    writing,
-)
+from headway.config.arguments import OverridesArgument, load_text
+from headway.core.command_line import JsonOption, check_folder, print_json, print_table, writing
 from headway.core.console import exact_results, print_line, print_lines
 from headway.data import remote_store
 from headway.data.feeding.mixture import is_mixed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headway.command_line import print_json, print_table
+from headway.core.command_line import print_json, print_table
 from headway.core.console import print_line, print_lines
 from headway.core.format import UNKNOWN, counted, format_bytes
 from headway.text.preparing.units import units_of

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.command_line import ConfigArgument, JsonOption, OverridesArgument, load_text, print_json, print_table
 from headway.config import resolve_grid
+from headway.config.arguments import ConfigArgument, OverridesArgument, load_text
+from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import exact_results, print_line
 from headway.core.format import UNKNOWN, counted, printable
 from headway.data.epochs import in_steps

@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.command_line import (
-    ConfigArgument,
-    JsonOption,
-    OverridesArgument,
-    as_utf8,
-    load_text,
-    print_json,
-    print_table,
-    writing,
-)
+from headway.config.arguments import ConfigArgument, OverridesArgument, load_text
 from headway.config.units import Bytes
+from headway.core.command_line import JsonOption, as_utf8, print_json, print_table, writing
 from headway.core.console import exact_results, notice, print_line
 from headway.core.errors import ConfigError, DataError
 from headway.core.user_command import suggest

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, as_utf8, print_json, writing
+from headway.core.command_line import JsonOption, as_utf8, print_json, writing
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.data.tokenizing.tokenizer import Tokenizer

@@ -10,8 +10,8 @@ from headway.text.preparing.pools import UnitPool
 
 #: Each name of `--on`, and where its pool is made.
 POOLS = {
-    "ray": "headway.start.pools.ray_tasks:RayPool",
-    "slurm": "headway.start.pools.slurm_array:SlurmPool",
+    "ray": "headway.api.clusters.ray_tasks:RayPool",
+    "slurm": "headway.api.clusters.slurm_array:SlurmPool",
 }
 
 

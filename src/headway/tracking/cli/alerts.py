@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import print_table, writing
+from headway.core.command_line import print_table, writing
 from headway.core.console import print_line
 from headway.tracking.alert_rules import RULES, export_rules
 from headway.tracking.cli.dashboards import FolderArgument, KubernetesOption, NamespaceOption

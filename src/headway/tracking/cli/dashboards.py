@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import print_table, writing
+from headway.core.command_line import print_table, writing
 from headway.core.console import print_line
 from headway.tracking.dashboards import BOARDS, export_dashboards, panels
 from headway.tracking.kubernetes import Cluster

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.command_line import JsonOption, print_json
+from headway.core.command_line import JsonOption, print_json
 from headway.core.errors import ConfigError
 from headway.core.exposure import tls_pair
 from headway.tracking.exporting import export

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from headway.api.clusters import ray_tasks, slurm_array
+from headway.api.clusters.ray_tasks import RayPool
+from headway.api.clusters.slurm_array import SlurmPool
 from headway.config import Config, load_config
 from headway.core.errors import ConfigError, DataError
-from headway.start.pools import ray_tasks, slurm_array
-from headway.start.pools.ray_tasks import RayPool
-from headway.start.pools.slurm_array import SlurmPool
 from headway.text.preparing.clusters import find_pool
 from headway.text.preparing.prepare import prepare
 from headway.text.preparing.report import PrepareReport

@@ -15,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 import headway
+from headway.api.start.preparing import prepare_if_needed
+from headway.api.start.preview import preview
 from headway.cli.application import application
 from headway.config import ModelConfig, load_config
 from headway.core.coordination.launch_variables import CODE_FILE
@@ -22,8 +24,6 @@ from headway.core.errors import HeadwayError
 from headway.models.build import build_model
 from headway.models.huggingface.export import export_model
 from headway.run.session.attempt import RunOptions
-from headway.start.preparing import prepare_if_needed
-from headway.start.preview import preview
 from headway.telemetry.record import open_run
 from support.chat import chat_tokenizer, conversation, write_records
 from support.families import write_family

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from headway.config import load_config
-from headway.config.loading.document import to_yaml
-from headway.core.errors import ConfigError, DataError
-from headway.start.recipe import recipe
-from headway.start.recipe.corpus import is_text, look
-from headway.start.recipe.recipe import Dial, Recipe, plan_run
-from headway.start.recipe.rehearsal import Rehearsal, Sample
-from headway.start.recipe.shapes import (
+from headway.api.start.recipe import recipe
+from headway.api.start.recipe.corpus import is_text, look
+from headway.api.start.recipe.recipe import Dial, Recipe, plan_run
+from headway.api.start.recipe.rehearsal import Rehearsal, Sample
+from headway.api.start.recipe.shapes import (
     MOST_EPOCHS,
     choice_for,
     depth_for,
@@ -24,6 +21,9 @@ from headway.start.recipe.shapes import (
     parameters_of,
     vocabulary_for,
 )
+from headway.config import load_config
+from headway.config.loading.document import to_yaml
+from headway.core.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headway.api.clusters.slurm_array import SlurmPool
 from headway.clouds.launchers.launcher import Handle
 from headway.clouds.launchers.slurm import CANCELLED, CODE, CONFIG, LAUNCHER, PREPARE, SCRIPT
 from headway.core.errors import ConfigError
-from headway.start.pools.slurm_array import SlurmPool
 from support.launchers import Programs, job
 
 SLURM = (

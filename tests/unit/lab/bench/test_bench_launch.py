@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from headway.api.clusters.bench_job import bench_job
 from headway.clouds.launchers.launcher import find_launcher
 from headway.core.errors import ConfigError
 from headway.lab.bench.runner import open_matrix, parse_part
 from headway.lab.bench.suite import load_suite
-from headway.start.bench_job import bench_job
 from support.launchers import Programs, documents
 from support.launchers import job as job_of_a_training
 from support.runs import headway_in_copy

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.api.clusters.bench_job import bench_job
 from headway.clouds.launchers.launcher import find_launcher
 from headway.clouds.launchers.slurm import SCRIPT
 from headway.core.coordination.launched import MachinePart
@@ -27,7 +28,6 @@ from headway.lab.bench.results import CellResult
 from headway.lab.bench.runner import open_matrix, run_matrix
 from headway.lab.bench.suite import Cell, load_suite
 from headway.run.supervisor.machines.interfaces import interface_of
-from headway.start.bench_job import bench_job
 from support.bench import result
 from support.ports import free_ports
 

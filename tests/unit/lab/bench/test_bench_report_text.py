@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.command_line import print_table
+from headway.core.command_line import print_table
 from headway.core.errors import DataError
 from headway.lab.bench.charts import setting_charts
 from headway.lab.bench.comparison import HEADERS, changes, summary

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway import api
-from headway.api import train
+from headway.api import train, training
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, MeshShape, TrainConfig, identity, load_config, load_resolved, override, resolve
 from headway.core.errors import ConfigError, DataError, Preempted
@@ -76,7 +75,7 @@ def test_a_runs_store_stays_in_its_place_between_attempts_too(
             check_not_in_use(config.data.store)
         raise Preempted("seen")
 
-    monkeypatch.setattr(*((supervisor, "supervise") if supervised else (api, "_train")), look)
+    monkeypatch.setattr(*((supervisor, "supervise") if supervised else (training, "_train")), look)
     with pytest.raises(Preempted, match="seen"):
         train(config, own_process=True)
     check_not_in_use(config.data.store)

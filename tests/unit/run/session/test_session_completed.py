@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from headway.api.start.preparing import prepare_if_needed
 from headway.config import Config, ModelConfig, TokenizerConfig, dump_config, load_config
 from headway.core.errors import ConfigError, DataError
 from headway.data.made_of import MADE_OF
@@ -26,7 +27,6 @@ from headway.models.huggingface.export import export_model
 from headway.run.session.attempt import RunOptions
 from headway.run.session.completed import completed
 from headway.run.session.preparation import why_prepare
-from headway.start.preparing import prepare_if_needed
 from headway.text.preparing.prepare import prepare
 from support.runs import write_config
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import headway
+from headway.api.start.preview import preview
 from headway.config import Config, load_config
 from headway.core.errors import ConfigError
 from headway.run.session.attempt import RunOptions
 from headway.run.session.preflight import RunPlan, examine
-from headway.start.preview import preview
 
 
 def _train_own_module(config: Config) -> object:

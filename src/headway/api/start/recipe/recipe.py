@@ -9,17 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headway.config import Config
-from headway.config.loading.load import given_values
-from headway.config.optimizers import DEFAULT_OPTIMIZER
-from headway.core.console import notice
-from headway.core.errors import ConfigError
-from headway.core.files.scratch import scratch_folder
-from headway.core.format import counted, format_count, format_seconds
-from headway.models.facts import count_parameters
-from headway.start.recipe.corpus import Corpus, look
-from headway.start.recipe.rehearsal import Rehearsal, Sample, load, prepare_sample, rehearse
-from headway.start.recipe.shapes import (
+from headway.api.start.recipe.corpus import Corpus, look
+from headway.api.start.recipe.rehearsal import Rehearsal, Sample, load, prepare_sample, rehearse
+from headway.api.start.recipe.shapes import (
     TOKENS_PER_PARAMETER,
     Choice,
     choice_for,
@@ -28,6 +20,14 @@ from headway.start.recipe.shapes import (
     depth_for_size,
     vocabulary_for,
 )
+from headway.config import Config
+from headway.config.loading.load import given_values
+from headway.config.optimizers import DEFAULT_OPTIMIZER
+from headway.core.console import notice
+from headway.core.errors import ConfigError
+from headway.core.files.scratch import scratch_folder
+from headway.core.format import counted, format_count, format_seconds
+from headway.models.facts import count_parameters
 
 #: Minutes where no dial is given.
 MINUTES = 10.0
