@@ -327,7 +327,7 @@ def measure(names: Sequence[str], repeats: int) -> tuple[dict[str, list[float]],
 
 def machine() -> str:
     """The kind of machine that this is, as far as ratios depend on it."""
-    from headway.telemetry.hardware import cpu_kind
+    from headway.core.machine.processor import cpu_kind
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{cpu_kind()}, {cores} cores"

@@ -37,7 +37,7 @@ def _killed(command: list[str], run: Path, seconds: float) -> None:
     process.wait()
 
 
-@pytest.mark.slow  # seven trainings; units: tests/unit/run/notices/test_preemption_budget.py, test_runs_account.py
+@pytest.mark.slow  # seven trainings; units: tests/unit/run/session/test_session_budget.py, test_runs_account.py
 def test_a_budget_holds_over_kills_and_raising_it_continues_the_run(tiny: Callable[..., Path], tmp_path: Path) -> None:
     config = tiny(train={"steps": 60}, checkpoint={"every": "5 steps"}, evaluation={"every": None})
     assert headway("train", config, "name=whole").returncode == 0

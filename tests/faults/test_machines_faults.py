@@ -16,8 +16,8 @@ import pytest
 
 from headway.core.coordination.heartbeat import Reading, read_heartbeat
 from headway.core.process.table import all_processes
+from headway.core.process.tree import members
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor.processes import members
 from support.ports import free_ports
 from support.runs import headway, state_hash
 from support.waits import LONG

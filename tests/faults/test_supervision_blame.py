@@ -11,9 +11,9 @@ import pytest
 
 import headway
 from headway.core.process.faults import FAULTS_VARIABLE
+from headway.core.process.tree import ask_for_stacks
 from headway.run.supervisor import watchdog, worker_control
 from headway.run.supervisor.error_report import WorkerDied
-from headway.run.supervisor.processes import ask_for_stacks
 
 
 @pytest.fixture

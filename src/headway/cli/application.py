@@ -49,7 +49,7 @@ VERBS = {
     ),
     "config": Verb("cli.start", "Make, show, check and explain configs."),
     "data": Verb("text.cli", "Prepare text for training, and inspect the result.", "Data"),
-    "tokenizer": Verb("text.cli", "Train a tokenizer, inspect, compare or extend one."),
+    "tokenizer": Verb("cli.models", "Train a tokenizer, inspect, compare or extend one."),
     "train": Verb(
         "cli.start", "Train a language model or a task of your own, or continue a run that was interrupted.", "Train"
     ),

@@ -24,6 +24,11 @@ def format_count(value: float | None) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.2f}"
 
 
+def format_usd(amount: float) -> str:
+    """Format an amount of money; cents and less are shown with the digits that they have."""
+    return f"${amount:,.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.2g}"
+
+
 def counted(number: int, word: str) -> str:
     """Format a number of things: 1 -> "1 row"; 1234 -> "1,234 rows"; 2 -> "2 micro-batches"."""
     return f"{number:,} {plural(number, word)}"

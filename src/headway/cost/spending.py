@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headway.core.format import format_usd
+
 #: Average length of a month, by which clouds price storage.
 MONTH_SECONDS = 365.25 * 86400 / 12
 _GIB = 2**30
@@ -57,11 +59,6 @@ class RunCost:
         parts = {"compute": self.compute_usd, "held between attempts": self.idle_usd, "storage": self.storage_usd}
         shown = " · ".join(f"{name} {format_usd(usd)}" for name, usd in parts.items() if usd > 0)
         return f"cost {format_usd(self.total_usd)}" + (f" · {shown}" if shown else "")
-
-
-def format_usd(amount: float) -> str:
-    """Format an amount of money; cents and less are shown with the digits that they have."""
-    return f"${amount:,.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.2g}"
 
 
 def run_cost(attempts: Sequence[BilledAttempt], storage_usd: float = 0.0) -> RunCost:

@@ -11,8 +11,8 @@ from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files.scratch import scratch_folder
 from headway.core.hub import HUB, is_on_hub
+from headway.core.mlflow_model import RegisteredModel, log_model, open_client, register_model
 from headway.models.hub.push import Upload
-from headway.models.mlflow_model import RegisteredModel, log_model, open_client, register_model
 from headway.models.versions import ModelVersion, ResolvedVersion
 from headway.registry.card import version_card
 from headway.registry.pull import pull_to

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from headway.telemetry import hardware
+from headway.core.machine import processor
 
 if TYPE_CHECKING:
     import torch
@@ -40,10 +40,10 @@ def onednn_multiplies_fp32() -> bool:
     """
     import torch
 
-    flags = hardware.cpu_flags()
+    flags = processor.cpu_flags()
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
-    if hardware.cpu_vendor() not in _SLOW_WITH_MKL or "avx512f" not in flags:
+    if processor.cpu_vendor() not in _SLOW_WITH_MKL or "avx512f" not in flags:
         return False
     return not any(flag.startswith(_ROUNDS_WITH) for flag in flags) and _keeps_fp32()
 
@@ -66,7 +66,7 @@ def cpu_bf16_speed() -> float:
     hundred times slower. The instructions alone do not tell: with some, and in some virtual machines, bf16 has half the
     speed of fp32.
     """
-    flags = hardware.cpu_flags()
+    flags = processor.cpu_flags()
     if flags and flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16")):
         return 0.0
     import torch

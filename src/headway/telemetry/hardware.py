@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from headway.core.machine.cores import read_processors, usable_cores
-from headway.core.machine.system import Machine
+from headway.core.machine.cores import usable_cores
+from headway.core.machine.processor import cpu_flags, cpu_name
 
 if TYPE_CHECKING:
     import torch
@@ -97,21 +96,6 @@ def device_name(device: torch.device) -> str:
     return cpu_name()
 
 
-def cpu_name() -> str:
-    """Return the processor's name; the machine's architecture if the name is unknown."""
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
-
-
-def cpu_kind() -> str:
-    """Return the processor's name, with family and model where known (x86).
-
-    One name, as virtual machines report it, may cover processors of several generations.
-    """
-    facts = _cpuinfo()
-    told = [f"{key.removeprefix('cpu ')} {facts[key]}" for key in ("cpu family", "model") if key in facts]
-    return ", ".join([cpu_name(), *told])
-
-
 def peak_memory_gib(device: torch.device) -> float | None:
     """Return the peak memory of this process so far, in GiB; None if no peak is available.
 
@@ -171,19 +155,3 @@ def _accelerators() -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def cpu_flags() -> set[str]:
-    """Return the features that the processor reports; empty if unknown."""
-    facts = _cpuinfo()
-    return set(facts.get("flags", facts.get("Features", "")).split())
-
-
-def cpu_vendor() -> str:
-    """Return the processor's vendor, as in "AuthenticAMD"; empty if unknown."""
-    return _cpuinfo().get("vendor_id", "")
-
-
-def _cpuinfo() -> dict[str, str]:
-    """Return the first processor's entry of /proc/cpuinfo; empty if there is none."""
-    return next(iter(read_processors(Machine())), {})

@@ -15,7 +15,7 @@ from headway.core.files.atomic import write_json
 from headway.core.files.foreign import as_number
 from headway.core.files.paths import user_cache
 from headway.core.machine.cores import usable_cores
-from headway.telemetry.hardware import cpu_name
+from headway.core.machine.processor import cpu_name
 from headway.telemetry.record import read_json
 
 #: Elements of a measurement; its four tensors are larger than the caches of a processor.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from headway.checkpoint.save.fence import read_owner
+from headway.core.coordination.owner import read_owner
 from headway.core.errors import HeadwayError
 from headway.core.machine.system import host_name
 from headway.telemetry.metrics import FILE_NAME

@@ -20,7 +20,7 @@ from headway.config.sections.track import MlflowConfig, ModelUpload, mlflow_uri_
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, missing_extra
 from headway.core.files.hashes import fingerprint
-from headway.models.mlflow_model import RegisteredModel, log_model, open_client, register_model
+from headway.core.mlflow_model import RegisteredModel, log_model, open_client, register_model
 from headway.tracking.servers import address_from, ask_server
 from headway.tracking.sink import (
     Batch,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headway.config.sections.track import TrackConfig
 from headway.core.console import open_streams
-from headway.run.supervisor.follower_messages import FOLLOWER, FollowerDone, FollowerMessage, FollowerSaid
+from headway.core.coordination.follower_messages import FOLLOWER, FollowerDone, FollowerMessage, FollowerSaid
 from headway.tracking.follow import follow_all
 from headway.tracking.follower import Waiting
 

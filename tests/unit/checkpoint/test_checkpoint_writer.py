@@ -26,7 +26,7 @@ from headway.checkpoint.remote.relay import Relay
 from headway.checkpoint.remote_copies import TierAccess
 from headway.checkpoint.run_identity import RunIdentity
 from headway.checkpoint.save import memory_snapshot, writer_locks, writer_process
-from headway.checkpoint.save.fence import OWNER_FILE, Fence, Fenced, Owner
+from headway.checkpoint.save.fence import Fence, Fenced
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
 from headway.checkpoint.save.messages import FailPart, SaveJob, WriterSettings
 from headway.checkpoint.save.outstanding_saves import OutstandingSaves
@@ -43,6 +43,8 @@ from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, TrainConfig
 from headway.core import console
 from headway.core.coordination.heartbeat import Phase
+from headway.core.coordination.lease import OWNER_FILE
+from headway.core.coordination.owner import Owner
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
 from headway.core.process.waiting import wait_until

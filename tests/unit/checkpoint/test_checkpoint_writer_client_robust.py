@@ -29,7 +29,7 @@ from headway.checkpoint.save import (
     writer_locks,
     writer_process,
 )
-from headway.checkpoint.save.fence import Fence, Owner
+from headway.checkpoint.save.fence import Fence
 from headway.checkpoint.save.memory_snapshot import MemorySnapshots
 from headway.checkpoint.save.messages import HoldSnapshot, SaveJob, Write, WriterSettings
 from headway.checkpoint.save.outcomes import Outcome, WriterDied
@@ -39,6 +39,7 @@ from headway.checkpoint.save.writer import CheckpointWriter
 from headway.checkpoint.save.writer_locks import open_writer_lock
 from headway.checkpoint.store import CheckpointStore
 from headway.core import console
+from headway.core.coordination.owner import Owner
 from headway.core.errors import CheckpointError
 from headway.core.process.command import module_command
 from headway.core.process.waiting import wait_until

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from headway.core.process import tree
 from headway.core.process.table import DEAD, ProcessState
-from headway.run.supervisor import processes
-from headway.run.supervisor.processes import end_all
+from headway.core.process.tree import end_all
 
 LEADER, WORKER, CHILD, WRITER = range(4_000_001, 4_000_005)
 
@@ -29,10 +29,10 @@ def test_a_worker_with_a_session_of_its_own_is_waited_for_when_its_parent_is_dea
         [dead],
     ]
     looks, killed = iter(table), list[int]()
-    monkeypatch.setattr(processes, "LINUX", True)
-    monkeypatch.setattr(processes, "all_processes", lambda: next(looks))
-    monkeypatch.setattr(processes, "finishes_its_work", lambda pid: pid == WRITER)
-    monkeypatch.setattr(processes, "arguments_of", lambda pid: ["python"])
+    monkeypatch.setattr(tree, "LINUX", True)
+    monkeypatch.setattr(tree, "all_processes", lambda: next(looks))
+    monkeypatch.setattr(tree, "finishes_its_work", lambda pid: pid == WRITER)
+    monkeypatch.setattr(tree, "arguments_of", lambda pid: ["python"])
     monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))
     assert end_all([LEADER], unfinished=lambda: True) == []
     assert killed == [LEADER, WORKER, WORKER, CHILD]

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 
 from headway.core.process import table as process_table
+from headway.core.process import tree
 from headway.core.process.table import DEAD, STOPPED, ProcessState, process_state
+from headway.core.process.tree import can_be_copied, end_all
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor import processes
-from headway.run.supervisor.processes import can_be_copied, end_all
 from support.waits import LONG
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
@@ -58,9 +58,9 @@ def test_who_dies_after_its_parent_is_waited_for_too(monkeypatch: pytest.MonkeyP
     """It has left the session, so that it was its parent's child, and nothing else."""
     worker, away = ProcessState(2**30, "S", 1, 2**30), ProcessState(2**30 + 1, "S", 2**30, 2**30 + 1)
     looks = [[worker, away], [replace(away, parent=1)], []]
-    monkeypatch.setattr(processes, "all_processes", lambda: looks.pop(0))
-    monkeypatch.setattr(processes, "arguments_of", lambda pid: ["sleep"])
-    monkeypatch.setattr(processes, "finishes_its_work", lambda pid: False)
+    monkeypatch.setattr(tree, "all_processes", lambda: looks.pop(0))
+    monkeypatch.setattr(tree, "arguments_of", lambda pid: ["sleep"])
+    monkeypatch.setattr(tree, "finishes_its_work", lambda pid: False)
     assert end_all([worker.pid]) == [] and looks == []
 
 
@@ -86,7 +86,7 @@ def in_memory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_writer_may_finish_but_not_for_ever(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(tree, "GRACE_SECONDS", 1.0)
     monkeypatch.setattr(process_table, "IDLE_SECONDS", 4.0)
     late, done, large = in_memory / "late", in_memory / "done", in_memory / "large"
     family = f"""
@@ -152,10 +152,10 @@ def test_a_writer_that_has_just_begun_is_known_too(monkeypatch: pytest.MonkeyPat
         looks[pid] = looks.get(pid, 0) + 1
         return arguments_of(pid) if looks[pid] > 4 else []
 
-    monkeypatch.setattr(processes, "arguments_of", late)
+    monkeypatch.setattr(tree, "arguments_of", late)
     monkeypatch.setattr(process_table, "arguments_of", late)
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 60.0)
-    monkeypatch.setattr(processes, "_BEGIN_SECONDS", 30.0)
+    monkeypatch.setattr(tree, "GRACE_SECONDS", 60.0)
+    monkeypatch.setattr(tree, "_BEGIN_SECONDS", 30.0)
     code = "import time; time.sleep(0.5)"
     writer = subprocess.Popen([sys.executable, "-c", code, process_table.FINISHES_ITS_WORK], start_new_session=True)
     assert end_all([writer.pid], unfinished=lambda: True) == []
@@ -205,9 +205,9 @@ def test_a_process_that_has_counted_gpus_is_not_copied(
 ) -> None:
     gpus = Gpus(count)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=gpus))
-    monkeypatch.setattr(processes, "has_one_thread", lambda: True)
+    monkeypatch.setattr(tree, "has_one_thread", lambda: True)
     assert can_be_copied()
     gpus.device_count()
     assert can_be_copied() == copied_after
-    monkeypatch.setattr(processes, "has_one_thread", lambda: False)
+    monkeypatch.setattr(tree, "has_one_thread", lambda: False)
     assert not can_be_copied()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headway.config import load_config
+from headway.core.coordination.train_command import failed, place, running
 from headway.core.errors import DataError, HeadwayError, Preempted
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor.commands import failed, place, running
 from support.waits import LONG
 
 

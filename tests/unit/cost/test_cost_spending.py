@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.cost.spending import (
-    BilledAttempt,
-    CostBudget,
-    RunCost,
-    SpendMeter,
-    format_usd,
-    run_cost,
-    storage_cost,
-)
+from headway.core.format import format_usd
+from headway.cost.spending import BilledAttempt, CostBudget, RunCost, SpendMeter, run_cost, storage_cost
 
 HOUR = 3600.0
 

@@ -14,7 +14,8 @@ import torch
 
 from headway.cli.start.quickstart import _next_commands
 from headway.config import load_config
-from headway.telemetry import arithmetic, hardware
+from headway.core.machine import processor
+from headway.telemetry import arithmetic
 from headway.training.setup.determinism import determinism_restored
 
 
@@ -30,7 +31,7 @@ def _forget() -> Iterator[None]:
 
 def on(monkeypatch: pytest.MonkeyPatch, vendor: str, flags: str) -> None:
     """A processor that says so of itself."""
-    monkeypatch.setattr(hardware, "_cpuinfo", lambda: {"vendor_id": vendor, "flags": flags})
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: {"vendor_id": vendor, "flags": flags})
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_products_have_all_bits_of_fp32(before: None) -> None:
 
 @pytest.mark.parametrize("flags", [{"flags": "fma avx2 avx512f"}, {"Features": "asimd"}])
 def test_without_instructions_it_is_emulated(monkeypatch: pytest.MonkeyPatch, flags: dict[str, str]) -> None:
-    monkeypatch.setattr(hardware, "_cpuinfo", lambda: flags)
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: flags)
     assert arithmetic.cpu_bf16_speed() == 0.0
     assert not arithmetic.cpu_multiplies_bf16()
 
@@ -102,7 +103,7 @@ def test_with_instructions_a_try_decides(
         return clock
 
     steps = [0.0, seconds[0], 0.0, seconds[1]] * 8
-    monkeypatch.setattr(hardware, "_cpuinfo", lambda: flags)
+    monkeypatch.setattr(processor, "_cpuinfo", lambda: flags)
     monkeypatch.setattr(arithmetic.time, "perf_counter", now)
     assert arithmetic.cpu_bf16_speed() == seconds[0] / seconds[1]
     assert arithmetic.cpu_multiplies_bf16() is (seconds[0] > seconds[1])
@@ -113,7 +114,8 @@ def test_with_instructions_a_try_decides(
 def test_trying_leaves_no_threads() -> None:
     """The process that tries is copied for its workers, and other threads are missing in a copy."""
     script = (
-        "import os, torch; from headway.telemetry import arithmetic, hardware; hardware._cpuinfo = lambda: {};"
+        "import os, torch; from headway.core.machine import processor; from headway.telemetry import arithmetic;"
+        "processor._cpuinfo = lambda: {};"
         "count = lambda: len(os.listdir('/proc/self/task')); before = count();"
         "assert arithmetic.cpu_bf16_speed() > 0; print(count() - before)"
     )

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
+from headway.core.machine.processor import cpu_name
 from headway.telemetry.hardware import (
     _PEAKS,
-    cpu_name,
     device_name,
     hardware_facts,
     local_accelerators,

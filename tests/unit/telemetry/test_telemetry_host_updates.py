@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headway.core.machine.cores import usable_cores
+from headway.core.machine.processor import cpu_name
 from headway.lab.plan.accelerators import this_machine
-from headway.telemetry.hardware import cpu_name
 from headway.telemetry.host_updates import kept_host_updates, measure_host_updates
 
 

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from headway.api.start.checks import UnpreparedRun, examine_unprepared
-from headway.config import Config, crossing_groups
-from headway.core.console import warning
-from headway.core.format import counted, format_bytes, format_count
+from headway.config import Config
+from headway.core.format import counted, format_bytes, format_count, printable
 from headway.core.user_command import suggest
-from headway.parallel.world import pick_device
+from headway.data.epochs import in_steps
 from headway.run.session.attempt import RunOptions
+from headway.run.session.begin_from import check_beginning
 from headway.run.session.precision import with_precision
-from headway.run.session.preview import model_line, run_state, workers_lines
+from headway.run.session.preview import model_line, run_state, warn_of_machine, workers_lines
 from headway.run.session.preview import preview as preview_prepared
 from headway.tracking.sinks import check_trackers
-from headway.training.setup.available import shortfalls
+
+
+def describe_dry_run(
+    config: Config,
+    *,
+    restart: bool = False,
+    accept_changes: bool = False,
+    start_epoch: bool = False,
+    begin_from: Path | None = None,
+) -> Iterator[str]:
+    """Check what `headway.train` would do with the same arguments, and yield a description of the run in parts.
+
+    Raises:
+        HeadwayError: the error that would have stopped the run.
+    """
+    options = RunOptions(restart, accept_changes, start_epoch)
+    yield preview(in_steps(config), options)
+    if begin_from is not None:
+        parent = check_beginning(begin_from, in_steps(config), options)
+        yield f"the run would begin from step {parent.step:,}: {printable(str(parent.folder))}"
 
 
 def preview(config: Config, options: RunOptions) -> str:
@@ -39,8 +61,7 @@ def _preview_unprepared(run: UnpreparedRun, options: RunOptions) -> str:
     config = run.config
     train = run.config.train
     assert train.steps is not None, "the config is resolved"
-    for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, run.mesh.size)):
-        warning(line)
+    warn_of_machine(config, run.mesh.size)
     files = [file for source in run.sources for file in source.files]
     size = format_bytes(sum(file.bytes for file in files))
     read = f" from {counted(len(files), 'file')}, {size}" if files else ""

@@ -6,21 +6,16 @@ own.
 
 from __future__ import annotations
 
-import functools
-import os
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headway.core.coordination.lease import OWNER_FILE as OWNER_FILE
-from headway.core.coordination.lease import RECORD_BYTES
+from headway.core.coordination.lease import OWNER_FILE
+from headway.core.coordination.owner import Owner, parse_owner, read_owner
 from headway.core.errors import CheckpointError, lost_working_folder
-from headway.core.files.foreign import SETTINGS_BYTES, parse_json, read_bytes
-from headway.core.machine.system import host_name
+from headway.core.files.foreign import SETTINGS_BYTES, read_bytes
 
 #: How long to retry after a fault of the file system before the owner's record counts as unreadable.
 _PATIENCE_SECONDS = 5.0
@@ -34,51 +29,13 @@ class OwnerUnknown(CheckpointError):
     """The owner's record cannot be read at the moment, which does not prove that another process owns the run."""
 
 
-@dataclass(frozen=True)
-class Owner:
-    """The content of `.owner`."""
-
-    attempt: int
-    token: str
-    """Random, so that attempt 1 of a run is not mistaken for attempt 1 of a run that replaced it."""
-    host: str
-    pid: int
-    since: float
-    """Unix seconds."""
-
-    @classmethod
-    def this_process(cls, attempt: int) -> Owner:
-        """Create the record of this process, with a new token."""
-        return cls(attempt, secrets.token_hex(8), host_name(), os.getpid(), time.time())
-
-    def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since).astimezone().isoformat(" ", "seconds")
-        return f"attempt {self.attempt}, process {self.pid} on {self.host}, since {since}"
-
-
-def read_owner(run: Path) -> Owner | None:
-    """Return the current or last owner of a run; None if there is no readable record."""
-    try:
-        return _parse(read_bytes(run / OWNER_FILE, SETTINGS_BYTES)[:RECORD_BYTES])
-    except OSError:
-        return None
-
-
-@functools.lru_cache(maxsize=4)  # parsed at every step, and nearly always the same content
-def _parse(content: bytes) -> Owner | None:
-    try:
-        return Owner(**parse_json(content))
-    except (ValueError, TypeError):
-        return None
-
-
 def _read_with_retries(run: Path, seconds: float) -> Owner | None:
     """Return the owner of a run, or None; unlike `read_owner`, retry a disk error, which does not mean "no owner"."""
     path = run / OWNER_FILE
     until = time.monotonic() + seconds
     while True:
         try:
-            return _parse(read_bytes(path, SETTINGS_BYTES)[:RECORD_BYTES])
+            return parse_owner(read_bytes(path, SETTINGS_BYTES))
         except (FileNotFoundError, NotADirectoryError):  # the run was moved away
             return None
         except OSError as error:

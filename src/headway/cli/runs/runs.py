@@ -10,8 +10,7 @@ import typer
 
 from headway.core.command_line import JsonOption, RunArgument, print_json, print_table, writing
 from headway.core.console import notice, print_line, print_lines
-from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds
-from headway.cost.spending import format_usd
+from headway.core.format import UNKNOWN, format_bytes, format_count, format_seconds, format_usd
 from headway.lab.cli.compare import HELP as COMPARE_HELP
 from headway.lab.cli.compare import compare
 from headway.run.directory.account import account_of

@@ -15,6 +15,7 @@ from headway.config.checks.contradictions import combined
 from headway.core.command_line import print_table
 from headway.core.console import notice
 from headway.core.errors import ConfigError
+from headway.models.versions import is_reference
 
 _TARGET = "kubernetes"
 
@@ -73,6 +74,7 @@ def serve(
     least, most = _bounds(replicas)
     served = serving.ServedModel(
         model,
+        is_reference(model),
         registry,
         least,
         most,

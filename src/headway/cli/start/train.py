@@ -12,6 +12,7 @@ import typer
 from headway.checkpoint.format.manifest import step_name, step_of
 from headway.cli.start.dial import DepthOption, MinutesOption, SizeOption, dial_of
 from headway.config.arguments import PRESET_NAMES, OverridesArgument, load
+from headway.core.console import print_lines
 from headway.core.coordination.launch_code import leaving_code
 from headway.core.coordination.launch_variables import LEAD, NODE
 from headway.core.coordination.launched import machines_from_environment
@@ -128,9 +129,16 @@ def train(
         source = _source(begin_from, step)
         loaded = _config_for(config, words, dial, restart) if dial else load(config, words)
         if dry_run:
-            from headway.cli.start.dry_run import show_run
+            from headway.api.start.preview import describe_dry_run
 
-            show_run(loaded, source, restart=restart, accept_changes=accept_changes, start_epoch=start_epoch)
+            for part in describe_dry_run(
+                loaded,
+                restart=restart,
+                accept_changes=accept_changes,
+                start_epoch=start_epoch,
+                begin_from=source,
+            ):
+                print_lines(part)
             return
         from headway.api.training import train as run
 

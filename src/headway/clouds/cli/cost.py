@@ -23,8 +23,7 @@ from headway.clouds.spot.traces import read_trace
 from headway.config.arguments import seconds_of
 from headway.core.command_line import JsonOption, print_json, print_table
 from headway.core.console import notice, print_line, print_text
-from headway.core.format import UNKNOWN, counted, format_seconds
-from headway.cost.spending import format_usd
+from headway.core.format import UNKNOWN, counted, format_seconds, format_usd
 from headway.run.directory.account import account_of, fleet_account
 from headway.telemetry.record import is_run, open_run
 

@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.save.fence import OWNER_FILE
 from headway.clouds.launchers.api_server import name_problems, read_amount
 from headway.clouds.launchers.flow import FLOW, NO_RETRY
 from headway.clouds.launchers.job import Job
@@ -43,15 +42,16 @@ from headway.clouds.programs import (
 )
 from headway.config.sections.launch import KubernetesConfig
 from headway.core.coordination.launch_variables import NODE_NUMBERS, OF_A_WORKER
+from headway.core.coordination.lease import OWNER_FILE
 from headway.core.coordination.outcomes import FINAL_CODES
 from headway.core.errors import ConfigError
 from headway.core.format import counted
 from headway.core.machine.system import Machine
 from headway.core.process.command import DIES_WITH_PARENT
 from headway.core.process.table import arguments_of, process_state
+from headway.core.process.tree import end_all
 from headway.core.process.waiting import wait_until
 from headway.core.version import __version__
-from headway.run.supervisor.processes import end_all
 from headway.telemetry.gpus import nvidia_devices
 
 CONFIG = "config.yaml"

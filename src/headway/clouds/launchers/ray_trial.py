@@ -35,19 +35,18 @@ from headway.clouds.launchers.ray_run import (
 from headway.config import Config, dump_config, load_config, resolve
 from headway.config.loading.document import parse
 from headway.core.coordination.preemption_board import Notice, post
+from headway.core.coordination.train_command import place
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError, Preempted, error_with, needing
 from headway.core.files.atomic import write_json, write_text
 from headway.core.files.foreign import read_end, read_json_object
 from headway.core.process.command import module_command, tied_command
 from headway.core.process.waiting import wait_until
 from headway.core.user_command import suggest
-from headway.data.store_manifest import MANIFEST
 from headway.run.directory.beginning import copy_for_beginning
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory, newest_attempt
-from headway.run.session.attempt import RunOptions
+from headway.run.session.attempt import RunOptions, has_data
 from headway.run.session.begin_from import begin_from
-from headway.run.supervisor.commands import place
 from headway.telemetry.tail import JsonLinesTail
 
 if TYPE_CHECKING:
@@ -77,10 +76,9 @@ def trainable(
     """
     with needing("ray", "ray", "a search with Ray Tune"):
         from ray import tune
-    store = config.data.store
-    if config.task is None and config.data.remote is None and not (store / MANIFEST).is_file():
+    if not has_data(config):
         raise ConfigError(
-            f"the trials share the token store, and {store} is not prepared yet",
+            f"the trials share the token store, and {config.data.store} is not prepared yet",
             where="data.store",
             fix=suggest("data prepare"),
         )

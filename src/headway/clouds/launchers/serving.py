@@ -30,7 +30,6 @@ from headway.clouds.programs import ask_program, checked_kubectl, try_program
 from headway.core.errors import ConfigError
 from headway.core.hub import is_on_hub
 from headway.core.storage import scheme_of
-from headway.models.versions import is_reference
 
 SUPPORT = "10-support.yaml"
 SERVE = "20-serve.yaml"
@@ -57,6 +56,8 @@ class ServedModel:
 
     model: str
     """A version of a registry, a model of the Hub, or a folder on a volume."""
+    is_registered: bool
+    """Whether `model` is a version of a registry."""
     registry: str | None
     least: int
     most: int
@@ -109,15 +110,14 @@ def _place_problems(job: Job, served: ServedModel) -> Iterator[ConfigError]:
             fix=f"headway registry add {served.model} --name NAME --registry s3://..., and serve NAME@1",
         )
         return
-    registered = is_reference(served.model)
-    place = served.registry if registered else served.model
+    place = served.registry if served.is_registered else served.model
     if place is None:
         fix = "--registry s3://bucket/registry, or a folder on a volume"
         yield ConfigError("no pod can see the registry of this machine", where="--registry", fix=fix)
     elif scheme_of(place) is None and volume_of(job, place, writes=False) is None:
         yield ConfigError(
             f"no pod can see {place}: it is on no volume",
-            where="--registry" if registered else "MODEL",
+            where="--registry" if served.is_registered else "MODEL",
             fix="mount it with launch.kubernetes.volumes=[{claim: models, mount: /models, read_only: true}]",
         )
 
@@ -174,7 +174,7 @@ def _pod(job: Job, served: ServedModel) -> dict[str, Any]:
     command = ["headway", "serve", served.model, "--host", "0.0.0.0", "--port", str(PORT)]
     command += ["--tls-cert", f"{_SECRETS}/tls.crt", "--tls-key", f"{_SECRETS}/tls.key"]
     command += ["--drain-seconds", str(_DRAIN_SECONDS)]
-    if is_reference(served.model) and served.registry is not None:
+    if served.is_registered and served.registry is not None:
         command += ["--registry", served.registry]
     plain = {"HOME": "/tmp", "XDG_CACHE_HOME": _CACHE, "PYTHONUNBUFFERED": "1", **launch.environment}
     plain["HEADWAY_API_KEY_FILE"] = f"{_SECRETS}/{_KEY_FILE}"

@@ -1,1 +1,1 @@
-"""Communication between the processes of an attempt: heartbeats, notices, the lease, launch variables, outcomes."""
+"""Communication between the processes of a run: heartbeats, notices, owner and lease, launch variables, outcomes."""

@@ -1,1 +1,1 @@
-"""This process and those of its machine: their table, signals, waiting, exit; faults that tests inject."""
+"""This process and those of its machine: their table and trees, signals, waiting, exit; faults that tests inject."""

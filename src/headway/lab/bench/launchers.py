@@ -13,7 +13,7 @@ from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.core.process.command import module_command
 from headway.core.process.signals import defer_signals
-from headway.run.supervisor.processes import end_all
+from headway.core.process.tree import end_all
 
 #: Named launchers; any other is a command that starts the rest of the command line. `machines` is `local` on each of
 #: the machines that run the same command (`bench.machines`).

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from headway.core.console import notice, say
+from headway.core.coordination.train_command import check_not_a_worker
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files.atomic import write_json
 from headway.core.format import counted, format_bytes, format_count, format_seconds
@@ -43,7 +44,6 @@ from headway.lab.bench.results import (
 )
 from headway.lab.bench.spec import Spec
 from headway.lab.bench.suite import Cell, Suite
-from headway.run.supervisor.commands import check_not_a_worker
 from headway.run.supervisor.watchdog import in_words
 
 _LOOK_SECONDS = 0.5

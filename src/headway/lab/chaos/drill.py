@@ -25,13 +25,13 @@ from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.config import Config, load_resolved
 from headway.core.console import notice
+from headway.core.coordination.train_command import check_not_a_worker, failed, place, running, stoppable, train_command
 from headway.core.errors import CheckpointError, ConfigError, HeadwayError
 from headway.core.files.foreign import read_json_lines
 from headway.core.process.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.core.process.waiting import wait_until
 from headway.lab.chaos.trial import checkpoint_of, new_folder, recorded_steps
 from headway.run.directory.ledger_proof import prove
-from headway.run.supervisor.commands import check_not_a_worker, failed, place, running, stoppable, train_command
 from headway.telemetry.record import open_run
 
 #: Steps between saves for a run that saves by time.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.core.coordination.launch_variables import SECRET
+from headway.core.coordination.train_command import place, stoppable, train_command
 from headway.core.errors import Preempted
 from headway.core.files.atomic import append_json_line
 from headway.core.files.foreign import read_json_lines
@@ -17,7 +18,6 @@ from headway.lab.chaos.campaign import Stage
 from headway.lab.chaos.machine_plan import MachineFault, MachineTrial
 from headway.lab.chaos.machines import Machine
 from headway.lab.chaos.trial import LEG_SECONDS, Runs, TrialResult, faults_log, recorded_steps
-from headway.run.supervisor.commands import place, stoppable, train_command
 from headway.telemetry.metrics import read_metrics
 
 _LOOK_SECONDS = 0.1

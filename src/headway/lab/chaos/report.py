@@ -16,6 +16,7 @@ from headway.checkpoint.remote.open import open_place
 from headway.checkpoint.transfer import remote_manifests
 from headway.config import Config, dump_config, override
 from headway.core.console import notice, progress
+from headway.core.coordination.train_command import check_not_a_worker, stoppable
 from headway.core.errors import ConfigError
 from headway.core.format import counted, format_seconds, plural
 from headway.lab.chaos.campaign import FEWEST_STEPS, Shape, Stage, plan_campaign
@@ -26,7 +27,6 @@ from headway.lab.chaos.machine_trial import MachineRuns
 from headway.lab.chaos.machines import can_make_namespaces, standing_machines
 from headway.lab.chaos.trial import SEED, Runs, TrialResult, new_folder
 from headway.run.session.precision import with_precision
-from headway.run.supervisor.commands import check_not_a_worker, stoppable
 
 #: Descriptions of the measurements.
 _RECOVERY = "from a kill to the next new step"

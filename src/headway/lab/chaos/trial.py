@@ -17,6 +17,7 @@ from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.transfer import remote_manifests
 from headway.checkpoint.verify_remote import remote_checkpoints, verify_remote
+from headway.core.coordination.train_command import failed, place, running, train_command
 from headway.core.errors import ConfigError, HeadwayError, Preempted
 from headway.core.files.atomic import append_json_line
 from headway.core.files.foreign import read_json_lines
@@ -25,7 +26,6 @@ from headway.core.process.faults import FAULTS_LOG_VARIABLE, FAULTS_VARIABLE
 from headway.lab.chaos.campaign import Leg, Stage, Trial
 from headway.lab.chaos.controls import CURSOR, forge
 from headway.run.directory.ledger_proof import prove
-from headway.run.supervisor.commands import failed, place, running, train_command
 from headway.telemetry.metrics import FILE_NAME, read_metrics
 from headway.telemetry.record import open_run
 

@@ -14,6 +14,7 @@ import typer
 from headway.config.arguments import ConfigArgument, OverridesArgument
 from headway.core.command_line import DefaultVerb, JsonOption, print_json, print_table, writing
 from headway.core.console import notice, print_line
+from headway.core.coordination.train_command import check_not_a_worker
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.scratch import scratch_folder
 from headway.core.process.signals import STOP_SIGNALS, handled
@@ -28,7 +29,6 @@ from headway.lab.tune.stop import stop_study
 from headway.lab.tune.study import BASE_FILE, Study, new_study, open_study
 from headway.lab.tune.trial_run import LOCAL, TrialRun
 from headway.lab.tune.tuner import Tuner
-from headway.run.supervisor.commands import check_not_a_worker
 
 HELP = """Search for good keys of a config: each trial is a run, and a study that is killed decides as if it was not.
 

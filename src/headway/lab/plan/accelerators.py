@@ -13,8 +13,9 @@ from difflib import get_close_matches
 
 from headway.core.errors import ConfigError
 from headway.core.machine.memory import allowed_bytes
+from headway.core.machine.processor import cpu_name
 from headway.core.machine.system import Machine
-from headway.telemetry.hardware import cpu_name, local_accelerators, peak_flops
+from headway.telemetry.hardware import local_accelerators, peak_flops
 from headway.telemetry.host_updates import kept_host_updates
 
 #: GB/s in one direction of a slot with 16 lanes, by generation (PCI-SIG base specifications 3.1, 4.0, 5.0).

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headway.config import Config, Interval, dump_config
 from headway.core.console import notice
+from headway.core.coordination.train_command import check_not_a_worker
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files.atomic import write_json, write_text
 from headway.core.files.scratch import scratch_folder
@@ -23,7 +24,6 @@ from headway.parallel.world import pick_device
 from headway.run.session.precision import with_precision
 from headway.run.session.preflight import examine
 from headway.run.supervisor.agent import load_training
-from headway.run.supervisor.commands import check_not_a_worker
 from headway.run.supervisor.error_report import most_telling_report
 from headway.run.supervisor.local_workers import WorkersFailed, WorkersStopped, start_workers
 from headway.run.supervisor.watchdog import in_words

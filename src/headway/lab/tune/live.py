@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from headway.core.format import counted, format_seconds, printable
-from headway.cost.spending import format_usd
+from headway.core.format import counted, format_seconds, format_usd, printable
 from headway.lab.tune.journal import Journal, TrialRecord
 from headway.lab.tune.study import Study, record_line
 from headway.lab.tune.tuner import Progress

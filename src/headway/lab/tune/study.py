@@ -14,6 +14,7 @@ from headway.config import Config, load_config
 from headway.config.derived.identity import changed_values
 from headway.config.loading.document import parse, to_yaml
 from headway.config.loading.load import CONFIG_BYTES, given_values, validate
+from headway.core.coordination.train_command import place
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_text
 from headway.core.files.foreign import read_text
@@ -23,7 +24,6 @@ from headway.data.made_of import made_of
 from headway.lab.tune.journal import Journal, TrialRecord, repair
 from headway.lab.tune.settings import MAY_CHANGE, StudySettings
 from headway.lab.tune.space import Space, parse_space
-from headway.run.supervisor.commands import place
 from headway.telemetry.record import STUDY_FILE, STUDY_RUNS
 from headway.telemetry.runs import flat
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from headway.checkpoint.format.folders import checkpoint_folders, discard, pruning
-from headway.checkpoint.save.fence import read_owner
 from headway.core.console import warning
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FINISHED, PREEMPTED
+from headway.core.coordination.owner import read_owner
 from headway.core.coordination.preemption_board import Notice, post
 from headway.core.errors import BudgetReached, CheckpointError, ConfigError, DataError, DivergedError
 from headway.core.files.locks import is_locked, lock_file

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from headway.core.console import notice, warning
 from headway.core.errors import BudgetReached, ConfigError, HeadwayError, Preempted
+from headway.core.format import format_usd
 from headway.core.process.command import module_command
-from headway.cost.spending import format_usd
 from headway.lab.tune.journal import INFEASIBLE, PAUSED, REASON, Journal, State, TrialRecord
 from headway.lab.tune.scheduler import Scheduler, verdict_of
 from headway.lab.tune.study import BASE_FILE, STOP_FILE, Study, record_line

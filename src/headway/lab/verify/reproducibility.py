@@ -13,13 +13,13 @@ from typing import Any
 from headway.checkpoint.store import CheckpointStore
 from headway.config import Config, dump_config, resolve_lanes
 from headway.core.console import notice
+from headway.core.coordination.train_command import check_not_a_worker, failed, place, running, stoppable, train_command
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files.foreign import read_json_lines
 from headway.core.files.scratch import scratch_folder
 from headway.core.format import counted
 from headway.core.process.faults import FAULTS_VARIABLE
 from headway.run.session.precision import with_precision
-from headway.run.supervisor.commands import check_not_a_worker, failed, place, running, stoppable, train_command
 
 #: step -> tensor name -> SHA-256, one entry per record: steps repeated after a kill appear twice.
 Hashes = list[tuple[int, dict[str, str]]]

@@ -19,8 +19,9 @@ from headway.config import Config
 from headway.core.coordination.lease import seconds_run
 from headway.core.errors import BudgetReached
 from headway.core.files.foreign import as_number
+from headway.core.format import format_usd
 from headway.cost.pricing import budget_reached
-from headway.cost.spending import BilledAttempt, RunCost, format_usd, run_cost, storage_cost
+from headway.cost.spending import BilledAttempt, RunCost, run_cost, storage_cost
 from headway.run.directory.run_directory import (
     HELD_KEY,
     LAST_SIGN_KEY,

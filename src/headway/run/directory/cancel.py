@@ -6,9 +6,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from headway.checkpoint.save.fence import Owner, read_owner
 from headway.core.coordination.lease import read_lease
 from headway.core.coordination.outcomes import FINAL_CODES
+from headway.core.coordination.owner import Owner, read_owner
 from headway.core.coordination.preemption_board import CANCEL_KEY, Notice, post
 from headway.core.errors import Cancelled, CheckpointError
 from headway.core.files.atomic import write_json

@@ -18,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from headway.checkpoint.save.fence import OWNER_FILE, Owner, read_owner
 from headway.checkpoint.save.writer_locks import WRITERS_FOLDER, wait_for_writers
 from headway.core.console import notice
-from headway.core.coordination.lease import RECORD_BYTES, new_lease, write_lease
+from headway.core.coordination.lease import OWNER_FILE, RECORD_BYTES, new_lease, write_lease
+from headway.core.coordination.owner import Owner, read_owner
 from headway.core.errors import CheckpointError, fix_for
 from headway.core.files.locks import lock_file
 from headway.core.machine.system import host_name

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoint.save.fence import OWNER_FILE, Fence, Owner, fenced, read_owner
+from headway.checkpoint.save.fence import Fence, fenced
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.core import console
 from headway.core.audit import AUDIT_FILE
-from headway.core.coordination.lease import seconds_run
+from headway.core.coordination.lease import OWNER_FILE, seconds_run
+from headway.core.coordination.owner import Owner, read_owner
 from headway.core.coordination.preemption_board import posted
 from headway.core.credentials.secrets import redact_arguments
 from headway.core.errors import CheckpointError, fix_for

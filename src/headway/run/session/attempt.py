@@ -20,7 +20,7 @@ from headway.checkpoint.remote.ownership import RESTARTED_FILE
 from headway.checkpoint.run_identity import CLAIM_FILE, RUN_ID, new_run_id, read_run_id, run_identity
 from headway.checkpoint.store import CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
-from headway.config import Config, changes, dump_config, identity, load_resolved
+from headway.config import Config, PreemptionConfig, changes, dump_config, identity, load_resolved
 from headway.config.sections.early_stopping import reason_to_stop
 from headway.core.console import notice, warning
 from headway.core.coordination.launched import world_size_from_environment
@@ -42,6 +42,7 @@ from headway.core.files.hashes import fingerprint
 from headway.core.process.signals import TERMINATION_SIGNALS, defer_signals, handled, pending_signals
 from headway.cost.pricing import price_of
 from headway.data.remote_store import tokenizer_folder
+from headway.data.store_manifest import MANIFEST
 from headway.data.tokenizing.tokenizer import keep_copy
 from headway.data.used_by import keep_manifest, mark_use
 from headway.run.directory.account import stopped_by_budget
@@ -73,6 +74,16 @@ class RunOptions:
     """Begin an epoch of all data where the run continues."""
     leave_finished: bool = False
     """Make no attempt at a finished run: the caller wants the run, not a model in memory."""
+
+
+def has_data(config: Config) -> bool:
+    """Return whether there is a store to train on, as far as this machine knows.
+
+    A task of the user's own has its data itself, and what is behind a URL is not asked for.
+    """
+    if config.task is not None:
+        return True
+    return config.data.remote is not None or (config.data.store / MANIFEST).exists()
 
 
 def prepare_run_directory(config: Config, options: RunOptions) -> RunDirectory:
@@ -203,6 +214,18 @@ def record_preemption() -> Iterator[None]:
         pending_signals.clear()
         what = f"stopped by {stop} while no step was running"
         raise Preempted(what, fix="run the same command again") from None
+
+
+@contextmanager
+def preempted_by_notices(attempt: Path, config: PreemptionConfig) -> Iterator[None]:
+    """Listen for notices around an attempt's only worker, and turn a signal that came meanwhile into `Preempted`.
+
+    Args:
+        attempt: The attempt's folder.
+        config: The config's `preemption`.
+    """
+    with watching_for(attempt, config), record_preemption():
+        yield
 
 
 @contextmanager

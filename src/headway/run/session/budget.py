@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from headway.core.console import warning
 from headway.core.coordination.preemption_board import BUDGET_SOURCE, Notice, post
-from headway.cost.spending import CostBudget, SpendMeter, format_usd
+from headway.core.format import format_usd
+from headway.cost.spending import CostBudget, SpendMeter
 from headway.run.directory.account import REMEMBERED_SAVES, measured_saves, save_seconds
 from headway.run.notices.watch import watching
 from headway.telemetry.metrics import Metrics

@@ -10,12 +10,12 @@ from headway.checkpoint.format.signing import VARIABLE, key_to_sign_with, signin
 from headway.checkpoint.remote.acquire import find_tier, resolve_identity
 from headway.checkpoint.remote.objects import UnreachableError
 from headway.checkpoint.run_identity import run_identity
-from headway.checkpoint.save.fence import OWNER_FILE
 from headway.checkpoint.store import CheckpointInfo
 from headway.config import CheckpointConfig, Config
 from headway.config.derived.identity import is_incidental
 from headway.core.code_identity import compare, is_source, module_source_hash
 from headway.core.console import is_first_worker, notice, warning
+from headway.core.coordination.lease import OWNER_FILE
 from headway.core.errors import ConfigError, DataError
 from headway.core.functions import load_function
 from headway.run.directory.ownership import OwnerLock

@@ -59,12 +59,11 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     workers = mesh.size
     train = config.train
     model = config.model
-    device = pick_device(config.train.device)
     assert store is not None and train.steps is not None, "the examination opened the store of a resolved config"
     steps = train.steps
     store = pinned(store, config.run_directory, config.segments[-1].data) if config.segments else store
-    ineffective = ineffective_settings(config, "validation" in store.splits)
-    for line in (*shortfalls(config.train, device), *crossing_groups(config, workers), *ineffective):
+    warn_of_machine(config, workers)
+    for line in ineffective_settings(config, "validation" in store.splits):
         warning(line)
     feed = TokenFeed.of(config.row_settings, grid, store)
     tokens = train.batches.tokens_before(steps)
@@ -85,6 +84,12 @@ def preview(config: Config, options: RunOptions | None = None) -> str:
     )
 
 
+def warn_of_machine(config: Config, workers: int) -> None:
+    """Warn of what a run would leave unused, do slowly, or send between machines."""
+    for line in (*shortfalls(config.train, pick_device(config.train.device)), *crossing_groups(config, workers)):
+        warning(line)
+
+
 def _preview_task(plan: RunPlan, options: RunOptions | None) -> str:
     """Describe the run of a task of the user's own, after trying its loss on its first samples."""
     config = plan.config
@@ -92,8 +97,7 @@ def _preview_task(plan: RunPlan, options: RunOptions | None) -> str:
     train = plan.config.train
     assert own is not None and config.task is not None and train.steps is not None, "it was examined"
     try_loss(own, config.seed, plan.grid.micro_batch)
-    for line in (*shortfalls(train, pick_device(train.device)), *crossing_groups(config, plan.mesh.size)):
-        warning(line)
+    warn_of_machine(config, plan.mesh.size)
     samples = len(own.dataset)
     held_out = "none" if own.validation is None else f"{len(own.validation):,}"
     rows = train.batches.rows_before(train.steps)

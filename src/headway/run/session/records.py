@@ -28,7 +28,7 @@ from headway.parallel.strategy import SavedInPlace
 from headway.run.directory.goodput_callback import GoodputKeeper
 from headway.run.directory.ledger_callback import LedgerKeeper
 from headway.run.directory.rewind import CheckpointRewinder
-from headway.run.notices.budget import BudgetGuard
+from headway.run.session.budget import BudgetGuard
 from headway.run.session.checks import CODE
 from headway.run.session.joined import Joined
 from headway.run.session.spending import meter_of

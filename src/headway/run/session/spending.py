@@ -11,9 +11,9 @@ from headway.config.sections.cost import OLD_PRICE_KEY
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.coordination.lease import seconds_run
 from headway.core.files.foreign import as_number
-from headway.core.format import format_seconds
+from headway.core.format import format_seconds, format_usd
 from headway.cost.pricing import budget_reached, price_of
-from headway.cost.spending import SpendMeter, format_usd
+from headway.cost.spending import SpendMeter
 from headway.run.directory.account import account_of, measured_saves, save_seconds, start_seconds
 from headway.run.directory.run_directory import PRICE_KEY
 from headway.run.session.attempt import RunOptions, are_steps_done

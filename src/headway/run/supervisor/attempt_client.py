@@ -18,15 +18,14 @@ from headway.core.console import flush_streams
 from headway.core.process.command import module_command
 from headway.core.process.exit import die_with_parent
 from headway.core.process.signals import STOP_SIGNALS, reset
+from headway.core.process.tree import can_be_copied
 from headway.core.process.variables import with_variables
 from headway.core.process.waiting import wait_until
 from headway.core.storage import load_filesystem
-from headway.data.store_manifest import MANIFEST
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.agent import load_training
 from headway.run.supervisor.attempt_process import run_attempt
 from headway.run.supervisor.messages import AttemptChannel, AttemptMessage, Order, SentConfig
-from headway.run.supervisor.processes import can_be_copied
 
 
 class AttemptProcess:
@@ -87,16 +86,6 @@ class AttemptProcess:
             assert message is not None, "received before"
             messages.append(message)
         return messages
-
-
-def has_data(config: Config) -> bool:
-    """Return whether there is a store to train on, as far as this machine knows.
-
-    The attempt reports a missing store at once, if nothing is loaded first.
-    """
-    if config.task is not None:
-        return True
-    return config.data.remote is not None or (config.data.store / MANIFEST).exists()
 
 
 def load_ahead(config: Config) -> None:

@@ -18,6 +18,7 @@ from headway.core.coordination.heartbeat import Phase
 from headway.core.coordination.preemption_board import SIGNAL_KEY, posted
 from headway.core.format import format_seconds
 from headway.core.process.faults import RESTARTS_VARIABLE
+from headway.core.process.tree import GRACE_SECONDS, end_all, reap_orphans
 from headway.run.directory.ownership import OwnerLock
 from headway.run.session.attempt import RunOptions
 from headway.run.supervisor.attempt_client import AttemptProcess
@@ -28,7 +29,6 @@ from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.machines.attempt_machines import AttemptMachines, MachineEnd, most_telling
 from headway.run.supervisor.machines.members import Member
 from headway.run.supervisor.messages import AttemptMessage, Begun, Done, Examined, with_settled
-from headway.run.supervisor.processes import GRACE_SECONDS, end_all, reap_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision
 from headway.run.supervisor.watchdog import Finding, Watchdog
 from headway.run.supervisor.worker_control import GROW_SIGNAL, WorkerControl

@@ -11,8 +11,7 @@ from headway.config import Config
 from headway.core.errors import Preempted
 from headway.core.process.signals import defer_signals
 from headway.run.directory.run_directory import Attempt
-from headway.run.notices import watching_for
-from headway.run.session.attempt import RunOptions, describe, is_finished, record_preemption
+from headway.run.session.attempt import RunOptions, describe, is_finished, preempted_by_notices
 from headway.run.session.preflight import RunPlan, examine
 from headway.run.session.session import run_in_this_process
 from headway.run.session.spending import check_cost
@@ -71,5 +70,5 @@ def _only_worker(
 def _reporting(config: Config, attempt: Attempt) -> Iterator[Attempt]:
     """Surround an attempt's only worker with what it needs: reports of errors, and reading of notices."""
     report_to(attempt.directory, 0)
-    with watching_for(attempt.directory, config.preemption), record_preemption():
+    with preempted_by_notices(attempt.directory, config.preemption):
         yield attempt

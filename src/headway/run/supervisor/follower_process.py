@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from headway.config import Config
 from headway.core.console import notice, warning
+from headway.core.coordination.follower_messages import FOLLOWER, FollowerDone, FollowerSaid
 from headway.core.process.command import module_command
 from headway.core.process.faults import FAULTS_VARIABLE
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor.follower_messages import FOLLOWER, FollowerDone, FollowerSaid
 
 #: How long the process may take at the end for what has not arrived; and when the run was stopped by a signal, after
 #: which a machine may be gone soon.

@@ -27,8 +27,8 @@ from headway.core.files.foreign import read_json_lines
 from headway.core.files.scratch import file_in_memory
 from headway.core.process.command import module_command
 from headway.core.process.signals import STOP_SIGNALS, handled, reset
+from headway.core.process.tree import can_be_copied
 from headway.core.process.variables import ONE_THREAD, with_variables
-from headway.run.supervisor.processes import can_be_copied
 from headway.run.supervisor.worker import SPARE_VARIABLE
 
 #: The time between looks at the workers, and the time that they may take to end when they are asked to.

@@ -24,19 +24,19 @@ from headway.core.console import say, write_log
 from headway.core.errors import INTERRUPTED, Preempted, error_with
 from headway.core.process.signals import STOP_SIGNALS, handled
 from headway.core.process.table import has_one_thread
+from headway.core.process.tree import adopt_orphans
 from headway.core.process.waiting import wait_until
 from headway.core.startup.early_stop import take_early_signals
 from headway.run.directory.account import stopped_by_budget
 from headway.run.directory.cancel import check_not_cancelled, forget_cancel
 from headway.run.directory.ownership import OwnerLock, wait_for_dead_machine, wait_for_orphaned_writers
-from headway.run.session.attempt import RunOptions
-from headway.run.supervisor.attempt_client import has_data, load_ahead
+from headway.run.session.attempt import RunOptions, has_data
+from headway.run.supervisor.attempt_client import load_ahead
 from headway.run.supervisor.attempt_monitor import AttemptMonitor, AttemptSurroundings
 from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.follower_process import FollowerProcess
 from headway.run.supervisor.machines.attempt_machines import AttemptMachines
 from headway.run.supervisor.machines.run_machines import RunMachines
-from headway.run.supervisor.processes import adopt_orphans
 from headway.run.supervisor.restart_policy import AttemptOutcome, Decision, RestartPolicy, newest_checkpoint
 from headway.run.supervisor.worker_pool import WorkerPool
 
@@ -214,6 +214,7 @@ class _Supervisor:
 
         Nothing watches this process: if a library does not load, as from a mount that hangs, only the stack shows it.
         """
+        # The attempt reports a missing store at once, if nothing is loaded first.
         if not (self._own_process and self._config.supervise.load_ahead and has_data(self._config)):
             return
         with _reporting_long_loading(_THREAD_SECONDS if self._machines is None else 0.0):

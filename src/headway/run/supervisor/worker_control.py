@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from headway.core.process.tree import ask_for_stacks, file_size
 from headway.run.supervisor.attempt_client import AttemptProcess
 from headway.run.supervisor.machines.attempt_machines import AttemptMachines
-from headway.run.supervisor.processes import ask_for_stacks, file_size
 from headway.run.supervisor.worker_status import WorkerStatuses
 
 #: Asks workers to save and stop, so that the next attempt can have more of them.

@@ -1,4 +1,4 @@
-"""`headway tokenizer`: train a tokenizer, inspect one, compare several, extend that of a model."""
+"""`headway tokenizer`: train a tokenizer, inspect one, compare several. `cli.models.tokenizer` adds `extend`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from headway.core.console import exact_results, notice, print_line
 from headway.core.errors import ConfigError, DataError
 from headway.core.user_command import suggest
 from headway.data.tokenizing.tokenizer import Tokenizer
-from headway.text.cli import tokenizer_extend
 from headway.text.reading.sources import find_sources
 from headway.text.tokenizing.statistics import measure
 from headway.text.tokenizing.train import sample_text, train_tokenizer
@@ -260,6 +259,3 @@ def _print_comparison(results: list[tuple[str, TokenizerFigures]]) -> None:
         if figures.lost is not None:
             print_line()
             print_line(f"{name} does not give back {figures.lost!r}...")
-
-
-tokenizer.command()(tokenizer_extend.extend)

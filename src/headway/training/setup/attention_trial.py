@@ -14,9 +14,9 @@ import torch
 from headway.core.console import notice
 from headway.core.files.hashes import fingerprint
 from headway.core.files.paths import user_cache
+from headway.core.machine.processor import cpu_kind
 from headway.models.layers.attention import Positions, attend, attends_by_products, choose_products
 from headway.models.shape import Shape
-from headway.telemetry.hardware import cpu_kind
 from headway.training.setup.compiling import keep_measurements, kept_measurements
 
 #: A run whose attention takes less time than this in total is not worth a trial.

@@ -26,13 +26,14 @@ from headway.core.files.foreign import read_json_object
 from headway.core.files.hashes import fingerprint
 from headway.core.files.paths import user_cache
 from headway.core.format import format_seconds
+from headway.core.machine.processor import cpu_kind
 from headway.models.layers.attention import Positions, attends_by_products
 from headway.models.layers.layer import Layer
 from headway.models.layers.rope import rotary_tables
 from headway.models.shape import Shape
 from headway.parallel.world import synchronize
 from headway.telemetry.arithmetic import onednn_multiplies_fp32
-from headway.telemetry.hardware import cpu_kind, device_name
+from headway.telemetry.hardware import device_name
 from headway.training.setup.compiler_start import start_compiler
 from headway.training.setup.precision import apply_precision, autocast
 

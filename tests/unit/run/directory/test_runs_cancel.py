@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.save.fence import read_owner
 from headway.cli.runs import runs as verb
 from headway.config import load_config
 from headway.core.coordination import lease as leases
 from headway.core.coordination.lease import read_lease
+from headway.core.coordination.owner import read_owner
 from headway.core.coordination.preemption_board import CANCEL_KEY, posted
 from headway.core.errors import Cancelled, CheckpointError
 from headway.core.files.atomic import write_json

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from headway.checkpoint.save import fence
-from headway.checkpoint.save.fence import OWNER_FILE, read_owner
 from headway.checkpoint.store import CheckpointStore
 from headway.core.console import warning
+from headway.core.coordination.lease import OWNER_FILE
+from headway.core.coordination.owner import read_owner
 from headway.core.errors import CheckpointError
 from headway.core.process import table as process_table
 from headway.run.directory import ownership

@@ -12,7 +12,7 @@ from headway.config.sections.preemption import PreemptionConfig
 from headway.core.coordination.preemption_board import Board
 from headway.core.process.waiting import wait_until
 from headway.cost.spending import CostBudget, RunCost, SpendMeter
-from headway.run.notices.budget import BudgetGuard
+from headway.run.session.budget import BudgetGuard
 from headway.telemetry.metrics import read_metrics
 from support.waits import LONG
 

@@ -15,10 +15,10 @@ import pytest
 import headway
 from headway.config import Config, load_config
 from headway.core.errors import BudgetReached, ConfigError
+from headway.core.format import format_usd
 from headway.core.user_command import VARIABLE
 from headway.cost.offers import Offer
 from headway.cost.price_book import save_offers
-from headway.cost.spending import format_usd
 from headway.run.directory.account import account_of, stopped_by_budget
 from headway.run.directory.ledger import Ledger
 from headway.run.session.attempt import RunOptions, price_facts

@@ -13,9 +13,8 @@ import pytest
 
 from headway.config import Config
 from headway.core.errors import Preempted
-from headway.run.session.attempt import RunOptions
+from headway.run.session.attempt import RunOptions, has_data
 from headway.run.supervisor import supervisor
-from headway.run.supervisor.attempt_client import has_data
 from support.waits import LONG
 
 
@@ -25,7 +24,7 @@ def loaded(*settings: str) -> list[str]:
         "import sys\n"
         "from headway.config import Config\n"
         "from headway.run.supervisor.attempt_client import load_ahead\n"
-        "from headway.run.supervisor.processes import has_one_thread\n"
+        "from headway.core.process.tree import has_one_thread\n"
         f"load_ahead(Config.model_validate({{'train': {{'steps': 1}}, {', '.join(settings)}}}))\n"
         "assert has_one_thread()\n"
         "wanted = ('headway.run.session.session', 'torch.distributed.launcher.api', 'fsspec', 's3fs')\n"
@@ -89,7 +88,7 @@ def test_who_watches_over_the_loading_is_gone_when_it_is_done() -> None:
         "from headway.config import Config\n"
         "from headway.run.supervisor import supervisor\n"
         "from headway.run.session.attempt import RunOptions\n"
-        "from headway.run.supervisor.processes import has_one_thread\n"
+        "from headway.core.process.tree import has_one_thread\n"
         "end = threading.Thread(target=time.sleep, args=(0.1,)).start\n"
         "faulthandler.cancel_dump_traceback_later = end\n"
         "faulthandler.dump_traceback_later = lambda *_, **__: None\n"

@@ -15,10 +15,10 @@ import pytest
 
 from headway.config import Config
 from headway.core.process.table import all_processes, process_state
+from headway.core.process.tree import end_all, members
 from headway.core.process.waiting import wait_until
 from headway.run.supervisor import follower_process
 from headway.run.supervisor.follower_process import FollowerProcess
-from headway.run.supervisor.processes import end_all, members
 
 #: In the place of the follower: it says hello, waits until its input ends, and says that it is done.
 SAYS_HELLO = """print('{"kind": "follower_said", "text": "hello"}', flush=True)"""

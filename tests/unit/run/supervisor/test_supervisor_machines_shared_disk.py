@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoint.save.fence import Fenced, Owner
+from headway.checkpoint.save.fence import Fenced
 from headway.config import Config, load_config
+from headway.core.coordination.owner import Owner
 from headway.core.errors import ConfigError
 from headway.run.directory.run_directory import Attempt
 from headway.run.supervisor.machines import shared_disk

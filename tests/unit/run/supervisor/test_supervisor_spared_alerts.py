@@ -19,7 +19,7 @@ import json, os, subprocess, sys
 from pathlib import Path
 from headway.core import alerts
 from headway.core.process.waiting import wait_until
-from headway.run.supervisor import processes
+from headway.core.process import tree
 
 folder, limit = Path(sys.argv[1]), float(sys.argv[2])
 command = f"touch '{folder}'/begun-$$; while [ ! -e '{folder}/go' ]; do sleep 0.05; done; touch '{folder}'/told-$$"
@@ -30,14 +30,14 @@ from headway.core import alerts
 alerts.Alerts({command!r}, "run", Path("nowhere/log")).tell("it fails")
 time.sleep(600)
 '''
-processes.adopt_orphans()
-processes.LIMIT_SECONDS = limit
+tree.adopt_orphans()
+tree.LIMIT_SECONDS = limit
 alerts._END_SECONDS = 60.0
 child = subprocess.Popen([sys.executable, "-c", worker], start_new_session=True)
 own = alerts.Alerts(command, "run", folder / "log")
 own.tell("it fails, too")
 assert wait_until(lambda: len(list(folder.glob("begun-*"))) == 2, 600.0)
-left = processes.end_all([child.pid], os.getpid())
+left = tree.end_all([child.pid], os.getpid())
 code = child.wait()
 (folder / "go").touch()
 own.close()

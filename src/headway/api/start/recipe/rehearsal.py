@@ -18,9 +18,9 @@ from typing import Any
 
 from headway.config import Config, load_config
 from headway.config.loading.document import to_yaml
+from headway.core.coordination.train_command import place, running, train_command
 from headway.core.process.command import module_command
 from headway.data.store_manifest import read_manifest
-from headway.run.supervisor.commands import place, running, train_command
 
 #: Steps at the beginning, and share of the time, that are not counted: kernels are chosen, memory is allocated, and
 #: after two seconds a run chooses anew how its threads wait (`training/omp_wait_policy.py`).

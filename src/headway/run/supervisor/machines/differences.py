@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from headway.config.derived.identity import changed_values
+from headway.core.machine.processor import cpu_kind
 from headway.core.machine.system import Machine
-from headway.telemetry.hardware import cpu_kind
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _TEXT = 200

@@ -20,8 +20,7 @@ from headway.core.errors import INTERRUPTED, HeadwayError, error_with
 from headway.core.files.foreign import as_number
 from headway.core.process.variables import ONE_THREAD, with_variables
 from headway.run.directory.run_directory import IDENTITY_KEY, RunDirectory
-from headway.run.session.attempt import are_steps_done, final_step
-from headway.run.supervisor.attempt_client import has_data
+from headway.run.session.attempt import are_steps_done, final_step, has_data
 from headway.run.supervisor.error_report import WorkerDied
 from headway.run.supervisor.machines.messages import RunEnd
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.checkpoint.save.fence import Owner
 from headway.core.coordination.heartbeat import Reading
 from headway.core.coordination.launched import MachinePart
+from headway.core.coordination.owner import Owner
 from headway.core.errors import HeadwayError, exit_code_of
 from headway.core.process.messages import Messages
 from headway.core.process.table import ProcessState

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from headway.checkpoint.save.fence import Owner
 from headway.checkpoint.save.writer_locks import wait_for_writers
 from headway.config import Config
 from headway.core.console import notice, warning
+from headway.core.coordination.owner import Owner
 from headway.core.errors import CheckpointError, HeadwayError, Preempted
 from headway.core.format import format_seconds
 from headway.core.machine.system import host_name
 from headway.core.process.faults import RESTARTS_VARIABLE
 from headway.core.process.signals import STOP_SIGNALS, handled
+from headway.core.process.tree import adopt_orphans, ask_for_stacks, end_all, reap_orphans
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.core.startup.early_stop import take_early_signals
 from headway.core.version import __version__
@@ -53,7 +54,6 @@ from headway.run.supervisor.machines.messages import (
 )
 from headway.run.supervisor.machines.shared_disk import look_for_file, own_folder
 from headway.run.supervisor.messages import AttemptMessage, Done
-from headway.run.supervisor.processes import adopt_orphans, ask_for_stacks, end_all, reap_orphans
 from headway.run.supervisor.worker_status import WorkerStatuses
 
 _POLL_SECONDS = 0.05

@@ -19,7 +19,7 @@ from headway.core.errors import CheckpointError, ConfigError, fix_for
 from headway.core.files.paths import is_there
 from headway.core.process.waiting import VISIBILITY_TIMEOUT, wait_until
 from headway.core.user_command import suggest
-from headway.run.supervisor.attempt_client import has_data
+from headway.run.session.attempt import has_data
 from headway.run.supervisor.machines.lead import Lead
 from headway.run.supervisor.machines.machine_role import MachineRole
 from headway.run.supervisor.machines.members import Member

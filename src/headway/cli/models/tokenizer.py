@@ -1,4 +1,4 @@
-"""`headway tokenizer extend`: new tokens for a pretrained model."""
+"""`headway tokenizer`: the verbs of the wing of text, and `extend`, which changes a model too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headway.core.command_line import JsonOption, as_utf8, print_json, writing
 from headway.core.console import notice
 from headway.core.errors import ConfigError
 from headway.data.tokenizing.tokenizer import Tokenizer
+from headway.text.cli.tokenizer import tokenizer
 
 TokenOption = Annotated[
     list[str] | None,
@@ -26,6 +27,7 @@ SpecialOption = Annotated[
 ]
 
 
+@tokenizer.command()
 def extend(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face model.")],
     output: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
