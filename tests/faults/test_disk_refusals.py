@@ -60,7 +60,7 @@ def test_the_first_process_of_an_attempt_tells_its_supervisor(
 
     told: list[ErrorReport] = []
     channel = SimpleNamespace(send=told.append)
-    monkeypatch.setattr(attempt_process, "_run_first", refuse)
+    monkeypatch.setattr("headway.run.supervisor.attempt_training.run_first", refuse)
     assert attempt_process.run_attempt(channel, resolve(headway.load_config(tiny())), RunOptions()) == 4  # type: ignore[arg-type]
     (said,) = told
     assert (said.exit_code, said.where) == (4, "/disk/run.json")

@@ -77,17 +77,14 @@ def step_context(run: Path, step: int, full: bool) -> dict[str, Any]:
         context["run"] = redact_values(read_json(run / "run.json"))
     # A `run.json` of an earlier version may hold a diff, whatever the config says now.
     if "git_diff: full" not in context.get("config", ""):
-        _drop_diff(context.get("run"))
+        record = context.get("run")
+        git = record.get("git") if isinstance(record, dict) else None
+        if isinstance(git, dict):
+            git.pop("diff", None)
     evaluation = latest_evaluation(run, step)
     if evaluation is not None:
         context["evaluation"] = evaluation
     return context
-
-
-def _drop_diff(record: Any) -> None:
-    git = record.get("git") if isinstance(record, dict) else None
-    if isinstance(git, dict):
-        git.pop("diff", None)
 
 
 def crossed(interval: Interval, before: tuple[int, float], now: tuple[int, float], batches: Batches | None) -> bool:

@@ -20,7 +20,7 @@ from headway.checkpoint.remote.tier import RemoteTier
 from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify import verify_checkpoint
 from headway.core import console
-from headway.core.errors import CheckpointError, HeadwayError, fix_for
+from headway.core.errors import CheckpointError, HeadwayError, explaining_os_errors
 from headway.core.files.atomic import sync_folder
 from headway.core.format import format_bytes
 from headway.core.process.faults import fault_point
@@ -213,7 +213,12 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
     coming = store.directory / f"{_COMING}{name}"
     source = tier.objects.at(name)
     console.notice(f"downloading {source.url} ({format_bytes(manifest.total_bytes)})")
-    try:
+    with explaining_os_errors(
+        CannotBePutHere,
+        f"the remote checkpoint of step {manifest.step} cannot be stored here",
+        coming,
+        "make room there, or check the disk; the partial download is kept",
+    ):
         coming.mkdir(parents=True, exist_ok=True)
         damage = ""
         for _ in range(2):
@@ -238,12 +243,6 @@ def bring(store: CheckpointStore, tier: RemoteTier, manifest: Manifest, index: b
             discard(target)
         coming.rename(target)
         sync_folder(store.directory)
-    except OSError as error:
-        raise CannotBePutHere(
-            f"the remote checkpoint of step {manifest.step} cannot be stored here: {error.strerror or error}",
-            where=str(coming),
-            fix=fix_for(error, "make room there, or check the disk; the partial download is kept"),
-        ) from error
     if index:  # the folder belongs to a run, so no other process downloads into it
         for other in store.directory.glob(f"{_COMING}*"):
             remove(other)

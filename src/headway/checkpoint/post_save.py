@@ -23,7 +23,7 @@ from headway.checkpoint.run_identity import RunIdentity, run_identity
 from headway.checkpoint.skipped_ranges import Ranges
 from headway.config import Batches, Interval
 from headway.core.console import warning
-from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.errors import CheckpointError, reason_of
 
 if TYPE_CHECKING:
     from headway.config import Config
@@ -186,8 +186,7 @@ class CheckpointMaintainer:
                 self._remote.add(folder, manifest)
             self._prune(manifest)
         except Exception as error:
-            why = error.what if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
-            warning(f"after the checkpoint of step {manifest.step}: {why}")
+            warning(f"after the checkpoint of step {manifest.step}: {reason_of(error)}")
 
     def close(self, patience_seconds: float | None = None) -> None:
         """Upload the newest checkpoint if it is not uploaded yet, and end; safe to call twice.

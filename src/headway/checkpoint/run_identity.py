@@ -24,7 +24,7 @@ from headway.checkpoint.format.manifest import Manifest, read_manifest
 from headway.config import Config, identity
 from headway.core.errors import CheckpointError
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import read_json_object
+from headway.core.files.foreign import read_json_or_empty
 from headway.core.files.hashes import fingerprint
 
 #: Key of a manifest's context: fingerprint of the config values that decide the run's mathematics
@@ -68,7 +68,7 @@ class RunIdentity:
     def configs(self) -> frozenset[str]:
         """Fingerprints of the configs of all attempts in this directory, or else of its checkpoints."""
         records = [self.run / RUN_FILE, *self.run.glob(f"attempts/*/{RUN_FILE}")]
-        found = {_config_of(_read_json(path)) for path in records} - {None}
+        found = {_config_of(read_json_or_empty(path)) for path in records} - {None}
         if not found:
             found = {manifest.context.get(IDENTITY) for manifest in self._made_here()}
         return frozenset(one for one in (*found, self.config) if isinstance(one, str))
@@ -107,7 +107,7 @@ class RunIdentity:
         """Write the id into the records of this directory that have another one."""
         attempts = sorted(self.run.glob(f"attempts/*/{RUN_FILE}"))
         for path in (self.run / RUN_FILE, *attempts[-1:]):
-            record = _read_json(path)
+            record = read_json_or_empty(path)
             if record and record.get(RUN_ID) != self.id:
                 write_json(path, {**record, RUN_ID: self.id})
 
@@ -143,8 +143,8 @@ def read_run_id(run: Path) -> str | None:
     directory's name.
     """
     attempts = sorted(run.glob(f"attempts/*/{RUN_FILE}"), reverse=True)
-    found = [_read_json(run / RUN_FILE).get(RUN_ID), _read_json(run / CLAIM_FILE).get("run")]
-    found += [_read_json(path).get(RUN_ID) for path in attempts]
+    found = [read_json_or_empty(run / RUN_FILE).get(RUN_ID), read_json_or_empty(run / CLAIM_FILE).get("run")]
+    found += [read_json_or_empty(path).get(RUN_ID) for path in attempts]
     for value in found:
         run_id = value.get("id") if isinstance(value, dict) else value
         if _is_id(run_id):
@@ -178,10 +178,3 @@ def _config_of(record: Mapping[str, Any]) -> str | None:
     fingerprints = record.get("fingerprints")
     found = fingerprints.get("config") if isinstance(fingerprints, dict) else None
     return found if isinstance(found, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path)
-    except (OSError, ValueError):
-        return {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.checkpoint.format.file_layout import Elements, Piece, plan_files
 from headway.checkpoint.format.folders import REPLACED, checkpoint_folders, discard, remove
@@ -22,14 +22,11 @@ from headway.checkpoint.save.parts import write_part
 from headway.checkpoint.save.publish import Publisher
 from headway.checkpoint.verify import Verification, verify_checkpoint
 from headway.core import console
-from headway.core.errors import CheckpointError, fix_for
+from headway.core.errors import CheckpointError, explaining_os_errors, fix_for
 from headway.core.files.paths import is_there
 from headway.core.format import format_bytes
 from headway.core.process.waiting import wait_until
-from headway.core.types import Block
-
-if TYPE_CHECKING:
-    from headway.core.types import StateBlocks, StateTensors
+from headway.core.types import Block, StateBlocks, StateTensors
 
 
 @dataclass(frozen=True)
@@ -103,12 +100,8 @@ class CheckpointStore:
         Raises:
             CheckpointError: The directory cannot be read.
         """
-        try:
+        with explaining_os_errors(CheckpointError, "checkpoints cannot be listed", self.directory, "make it readable"):
             return list(checkpoint_folders(self.directory).values())
-        except OSError as error:
-            raise CheckpointError(
-                f"checkpoints cannot be listed: {error.strerror}", where=str(self.directory), fix="make it readable"
-            ) from error
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Return the checkpoints with a readable manifest, in ascending order of steps; their files are not checked."""
@@ -287,14 +280,13 @@ class CheckpointStore:
             CheckpointError: This process no longer owns the run, or the checkpoint cannot be removed.
         """
         self.publisher.assert_owned()
-        try:
+        with explaining_os_errors(
+            CheckpointError,
+            f"the checkpoint of step {step} cannot be removed",
+            self._folder(step),
+            "make its folder writable, and run the same command again",
+        ):
             discard(self._folder(step))
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint of step {step} cannot be removed: {error.strerror}",
-                where=str(self._folder(step)),
-                fix="make its folder writable, and run the same command again",
-            ) from error
 
     def _cannot_write(self, step: int, needed: int, error: OSError) -> CheckpointError:
         try:

@@ -12,7 +12,6 @@ from typing import Any
 from headway.checkpoint.discovery import bring
 from headway.checkpoint.format.folders import TEMPORARY, checkpoint_folders
 from headway.checkpoint.format.manifest import MANIFEST, Manifest, read_manifest, step_name, step_of
-from headway.checkpoint.remote.objects import Objects
 from headway.checkpoint.remote.open import open_place
 from headway.checkpoint.remote.tier import RemoteTier
 from headway.checkpoint.store import CheckpointStore
@@ -181,34 +180,21 @@ def _uploader(target: str, options: dict[str, Any] | None) -> Callable[[Path, Ma
     place = open_place(target, options)
 
     def put(folder: Path, manifest: Manifest) -> str:
-        _send_folder(place, folder, manifest)
-        return place.url_of(step_name(manifest.step))
+        name = step_name(manifest.step)
+        url = place.url_of(name)
+        taken = CheckpointError("another state is there", where=url, fix="copy to another place")
+        there = RemoteTier(place).manifest(manifest.step)
+        if there is not None and there.state_sha256 == manifest.state_sha256:
+            return url
+        if there is not None:
+            raise taken
+        for file in manifest.files:
+            place.upload(f"{name}/{file}", folder / file)
+        if not place.create(f"{name}/{MANIFEST}", read_bytes(folder / MANIFEST)):  # last, since it publishes the rest
+            raise taken
+        return url
 
     return put
-
-
-def _send_folder(place: Objects, folder: Path, manifest: Manifest) -> bool:
-    """Upload a verified checkpoint to a folder of copies, the manifest last.
-
-    Returns:
-        False if it was there already.
-
-    Raises:
-        CheckpointError: Another state of that step is there, or the store cannot be used.
-    """
-    name = step_name(manifest.step)
-    tier = RemoteTier(place)
-    there = tier.manifest(manifest.step)
-    if there is not None and there.state_sha256 == manifest.state_sha256:
-        return False
-    taken = CheckpointError("another state is there", where=place.url_of(name), fix="copy to another place")
-    if there is not None:
-        raise taken
-    for file in manifest.files:
-        place.upload(f"{name}/{file}", folder / file)
-    if not place.create(f"{name}/{MANIFEST}", read_bytes(folder / MANIFEST)):
-        raise taken
-    return True
 
 
 def _copier(target: Path) -> Callable[[Path, Manifest], str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.checkpoint.format.reading import files_of
 from headway.checkpoint.store import CheckpointInfo
@@ -17,9 +17,7 @@ from headway.checkpoint.verify import check_file
 from headway.core.errors import CorruptionError
 from headway.core.machine.cores import usable_cores
 from headway.core.machine.system import host_name, kernel_name
-
-if TYPE_CHECKING:
-    from headway.core.types import StateBlocks
+from headway.core.types import StateBlocks
 
 
 def check_same_on_all_hosts(

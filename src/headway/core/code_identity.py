@@ -233,7 +233,9 @@ class _Walk:
         elif type(value) in _PLAIN:
             self._add(type(value).__name__, repr(value))
         elif isinstance(value, ModuleType):
-            self._module(value)
+            # By its name and, if it is the user's, by its source: what is taken from it is not known.
+            source = None if _is_library(value) or value.__name__ in _MAIN else _source_file(value)
+            self._add("module", value.__name__, "" if source is None else sha256_file(source))
         elif type(value) in (tuple, frozenset):  # whether two of them are one object depends on the compiler
             self._visit_first(value)
         elif isinstance(value, FunctionType | type):
@@ -296,11 +298,6 @@ class _Walk:
         self._reading.append(name)
         self.visit(value)
         self._reading.pop()
-
-    def _module(self, module: ModuleType) -> None:
-        """Add a module by its name and, if it is the user's, by its source: what is taken from it is not known."""
-        source = None if _is_library(module) or module.__name__ in _MAIN else _source_file(module)
-        self._add("module", module.__name__, "" if source is None else sha256_file(source))
 
     def _function(self, function: FunctionType) -> None:
         name = _library_name(function)

@@ -10,6 +10,7 @@ than the first are silent; their full logs are under the attempt's folder.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import sys
@@ -26,8 +27,6 @@ from headway.core.files.timeout_writer import TimeoutLog
 from headway.core.format import format_bytes, format_count, format_seconds, printable
 
 if TYPE_CHECKING:
-    import logging
-
     from typing_extensions import Buffer
 
 _CLEAR = "\r\x1b[2K"
@@ -356,19 +355,16 @@ class Progress:
         live = sys.stderr.isatty()
         if now - self._shown >= (0.1 if live else self.log_seconds) and now - self._start > 0.5:
             self._shown = now
-            self._show(live)
+            text = f"{self.label}: {self.describe()}"
+            if live:
+                show_live(text)
+            else:
+                notice(text)
 
     def skip(self, amount: float) -> None:
         """Subtract `amount` units from the total: they need no work."""
         if self.total is not None:
             self.total -= amount
-
-    def _show(self, live: bool) -> None:
-        text = f"{self.label}: {self.describe()}"
-        if live:
-            show_live(text)
-        else:
-            notice(text)
 
     def describe(self) -> str:
         """Return the progress as text: done, total, rate, ETA."""

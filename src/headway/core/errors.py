@@ -169,6 +169,25 @@ def fix_for(error: OSError, otherwise: str) -> str:
     return otherwise if number in (None, errno.ENOSPC) else _REFUSALS[number][1]
 
 
+@contextmanager
+def explaining_os_errors(kind: type[HeadwayError], what: str, where: Path | str, fix: str) -> Iterator[None]:
+    """Turn an error of the system in a block into a deliberate one.
+
+    Args:
+        kind: Type of the error to raise.
+        what: What is not possible; the system's reason follows.
+        where: Place to report.
+        fix: As in `fix_for`.
+
+    Raises:
+        HeadwayError: of the given kind.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}", where=str(where), fix=fix_for(error, fix)) from error
+
+
 def explain_refusal(
     error: BaseException, kind: type[HeadwayError] = HeadwayError, where: str | None = None
 ) -> HeadwayError | None:
@@ -236,6 +255,16 @@ def explaining_refusals(kind: type[HeadwayError], where: str | None = None) -> I
         if explained is None:
             raise
         raise explained from error
+
+
+def in_one_line(error: BaseException, most: int = 300) -> str:
+    """Return the beginning of what an error of a library says; its type if it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a deliberate error says, or the type and the text of any other."""
+    return error.what if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> ConfigError:

@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, explaining_os_errors
 
 #: Shortest secret that is accepted.
 _SECRET_LENGTH = 16
@@ -96,12 +96,11 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
+    with explaining_os_errors(
+        ConfigError,
+        "the certificate cannot be loaded",
+        f"--tls-cert {certificate} --tls-key {key}",
+        "name the certificate and its key as PEM files",
+    ):
         context.load_cert_chain(certificate, key)
-    except OSError as error:  # `ssl.SSLError` is one
-        raise ConfigError(
-            f"the certificate cannot be loaded: {error.strerror or error}",
-            where=f"--tls-cert {certificate} --tls-key {key}",
-            fix="name the certificate and its key as PEM files",
-        ) from None
     return context

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeGuard
 
-from headway.core.errors import ConfigError, HeadwayError, causes
+from headway.core.errors import ConfigError, HeadwayError, causes, in_one_line
 from headway.core.requirements import install_command
 
 HUB = "hf://"
@@ -75,7 +75,7 @@ def hub_error_kinds(error: Exception) -> set[str]:
 
 def _explained(source: str, error: Exception) -> HeadwayError:
     kinds = hub_error_kinds(error)
-    words = " ".join(str(error).split())[:300]
+    words = in_one_line(error)
     if "GatedRepoError" in kinds:
         what = "the model is gated, and access is denied"
         fix = "accept its terms on the Hub, and set HF_TOKEN"

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from headway.core.types import Fusion
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor.parallel.style import ParallelStyle
-
-    from headway.core.types import Fusion
 
 
 @runtime_checkable

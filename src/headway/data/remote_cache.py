@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.console import warning
-from headway.core.errors import DataError, fix_for
+from headway.core.errors import DataError, explaining_os_errors
 from headway.core.files.hashes import sha256_bytes
 from headway.core.process.faults import fault_point
 from headway.data.shards import StoreFile
@@ -183,7 +183,12 @@ class Copies:
     def _bring(self, part: StoreFile) -> None:
         """Download a file, unless another process has done so in the meantime."""
         path = self.folder / part.name
-        try:
+        with explaining_os_errors(
+            DataError,
+            "a copy of the remote store cannot be written",
+            path,
+            "free space there, lower data.cache_bytes, or set data.store to another disk",
+        ):
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self._lock_of(part.name)):
                 if self.has(part):
@@ -197,12 +202,6 @@ class Copies:
                     os.fsync(file.fileno())
                 with self._folder_lock():  # during a scan for eviction the file must not vanish under both names
                     half.replace(path)
-        except OSError as error:
-            raise DataError(
-                f"a copy of the remote store cannot be written: {error.strerror or error}",
-                where=str(path),
-                fix=fix_for(error, "free space there, lower data.cache_bytes, or set data.store to another disk"),
-            ) from error
 
     def _folder_lock(self) -> AbstractContextManager[None]:
         return locked(self.folder / KEEPING / "lock")

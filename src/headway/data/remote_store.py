@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headway.config.sections.data import DataConfig
 from headway.core.console import notice, warning
 from headway.core.coordination.launched import workers_of_this_machine, world_size_from_environment
-from headway.core.errors import ConfigError, DataError, fix_for
+from headway.core.errors import ConfigError, DataError, explaining_os_errors
 from headway.core.files.atomic import atomic_write, write_json
 from headway.core.files.foreign import LISTING_BYTES, read_bytes, read_json
 from headway.core.files.hashes import fingerprint, sha256_bytes
@@ -118,24 +118,25 @@ class RemoteTokenStore(TokenStore):
     def _keep(self, content: bytes) -> None:
         """Copy manifest and tokenizer to the folder, unless they are there."""
         folder = self.path
-        try:
-            with locked(folder / KEEPING / "lock"):
-                if (folder / _SOURCE).exists():
-                    self._check_change(read_json(folder / _SOURCE)["fingerprint"])
-                if (folder / MANIFEST).exists():
-                    return
-                # The mark of a folder for copies comes first. The manifest comes last: it shows that the rest is there.
-                write_json(folder / _SOURCE, {"url": self.copies.storage.url, "fingerprint": self.fingerprint})
-                self._keep_tokenizer()
-                fault_point("remote.keep")
-                with atomic_write(folder / MANIFEST) as file:
-                    file.write(content)
-        except OSError as error:
-            raise DataError(
-                f"copies of the remote store cannot be kept: {error.strerror or error}",
-                where=str(folder),
-                fix=fix_for(error, "free space there, or set data.store to a folder that can be written"),
-            ) from error
+        with (
+            explaining_os_errors(
+                DataError,
+                "copies of the remote store cannot be kept",
+                folder,
+                "free space there, or set data.store to a folder that can be written",
+            ),
+            locked(folder / KEEPING / "lock"),
+        ):
+            if (folder / _SOURCE).exists():
+                self._check_change(read_json(folder / _SOURCE)["fingerprint"])
+            if (folder / MANIFEST).exists():
+                return
+            # The mark of a folder for copies comes first. The manifest comes last: it shows that the rest is there.
+            write_json(folder / _SOURCE, {"url": self.copies.storage.url, "fingerprint": self.fingerprint})
+            self._keep_tokenizer()
+            fault_point("remote.keep")
+            with atomic_write(folder / MANIFEST) as file:
+                file.write(content)
         notice(f"copies of {self.copies.storage.url} are kept in {folder}")
 
     def _keep_tokenizer(self) -> None:

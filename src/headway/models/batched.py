@@ -19,12 +19,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from headway.models.decoder import Decoder
+from headway.models.hub.transformers_model import TransformersModel
 from headway.models.layers.cache import KVCache, RowCaches
 
 if TYPE_CHECKING:
-    from headway.models.decoder import Decoder
-    from headway.models.hub.transformers_model import TransformersModel
-
     Model = Decoder | TransformersModel
 
 Way = Literal["together", "each", "loop"]

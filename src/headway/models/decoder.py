@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from headway.config import ModelConfig
 from headway.config.sections.architecture import FULL, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
 from headway.core.model_protocol import FusesProjections
@@ -42,11 +44,8 @@ from headway.models.sharding.context import SharedPositions
 from headway.models.sharding.tensor_plan import decoder_plan
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel.style import ParallelStyle
-
-    from headway.config import ModelConfig
 
 
 #: Name endings of projections whose output is added to the residual stream.

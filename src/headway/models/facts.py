@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
+from headway.config import ModelConfig
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA, SLIDING
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 
 @dataclass(frozen=True)

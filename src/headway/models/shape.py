@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from headway.config import ModelConfig
 from headway.config.derived.mesh import ffn_groups
 from headway.config.sections.architecture import ATTENTION, FULL, MAMBA, SLIDING, pattern_layers
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
-
 
 #: Matrix products are faster when their sides are multiples of this.
 _VOCAB_MULTIPLE = 64

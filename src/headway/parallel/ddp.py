@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from headway.config import Config
 from headway.parallel.blocks import is_first_of_equals
 from headway.parallel.buckets import Bucket, make_buckets
 from headway.parallel.buffers import BufferWatch
@@ -17,9 +18,6 @@ from headway.parallel.exchange import Finish, PowerSGD, make_exchange
 from headway.parallel.replicas import replicas_of
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_
 from headway.parallel.world import World
-
-if TYPE_CHECKING:
-    from headway.config import Config
 
 
 class DataParallel:

@@ -14,13 +14,14 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.config import Config
 from headway.config.derived.deepspeed import engine_settings
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError, missing_extra
@@ -32,9 +33,6 @@ from headway.parallel.loopback import keep_to_loopback
 from headway.parallel.norms import norm_parts_of
 from headway.parallel.world import World
 
-if TYPE_CHECKING:
-    from headway.config import Config
-
 
 class DeepSpeed:
     """A strategy whose update is DeepSpeed's, which makes it an `Engine` too."""
@@ -43,7 +41,14 @@ class DeepSpeed:
         self._module = module
         self._world = world
         self.model = module
-        _check_no_scalars(module)
+        own = simplest_strategy(lambda spec: spec.shards_gradients)
+        for name, p in module.named_parameters():
+            if p.ndim == 0:
+                raise ConfigError(
+                    "DeepSpeed cannot hold a parameter without dimensions",
+                    where=f"parameter '{name}'",
+                    fix=f"give it the shape (1,), or use a native strategy: parallel.strategy={own}",
+                )
         self._settings = engine_settings(config, world.mesh.data)
         self._stage: int = self._settings["zero_optimization"]["stage"]
         self._offloads = "offload_optimizer" in self._settings["zero_optimization"]
@@ -236,17 +241,6 @@ class _Place:
     def block(self, flat: torch.Tensor) -> Block:
         """Return the run as a block of the state."""
         return Block(self.of(flat), (self.begin,), self.shape)
-
-
-def _check_no_scalars(module: nn.Module) -> None:
-    own = simplest_strategy(lambda spec: spec.shards_gradients)
-    for name, p in module.named_parameters():
-        if p.ndim == 0:
-            raise ConfigError(
-                "DeepSpeed cannot hold a parameter without dimensions",
-                where=f"parameter '{name}'",
-                fix=f"give it the shape (1,), or use a native strategy: parallel.strategy={own}",
-            )
 
 
 def _ready_library(world: World) -> Any:

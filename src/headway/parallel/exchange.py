@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from headway.config import ParallelConfig, TrainConfig
 from headway.core.coordination.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.parallel.buckets import Bucket
 from headway.parallel.collectives import all_gather, reduce_scatter
 from headway.parallel.replicas import Replicas
 from headway.parallel.world import World
-
-if TYPE_CHECKING:
-    from headway.config import ParallelConfig, TrainConfig
 
 #: Completes an exchange: when it returns, the bucket holds the sum.
 Finish = Callable[[], None]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
+from headway.config import Config
 from headway.core.model_protocol import HasOutputProjection, HasProductParameters, Shardable
 from headway.parallel.blocks import is_first_of_equals, local_part
 from headway.parallel.buffers import BufferWatch
@@ -26,10 +27,6 @@ from headway.parallel.experts import expert_units
 from headway.parallel.replicas import is_expert_shard
 from headway.parallel.tree import LaneAccumulator, tree_all_reduce_, tree_reduce_scatter
 from headway.parallel.world import World
-
-if TYPE_CHECKING:
-    from headway.config import Config
-
 
 #: Dtype of matrix products under autocast, by `train.precision`. fp8 layers cast their weights themselves.
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

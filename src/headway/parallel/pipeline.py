@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from headway.config.derived.pipeline import stages_per_worker
+from headway.config.sections.parallel import ParallelConfig
 from headway.core.coordination.heartbeat import exchanging
 from headway.core.random import derive_seed
 from headway.core.types import MicroBatch
@@ -24,9 +25,6 @@ from headway.parallel.blocks import local_part
 from headway.parallel.ownership import shared_between_stages
 from headway.parallel.stages import stages_of_worker
 from headway.parallel.world import World
-
-if TYPE_CHECKING:
-    from headway.config.sections.parallel import ParallelConfig
 
 #: (micro-batch, output of the previous stage or None, layers) -> input of the next stage, or the summed loss.
 StageForward = Callable[[MicroBatch, torch.Tensor | None, range], torch.Tensor]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
+from headway.config import ParallelConfig, TrainConfig
 from headway.config.derived.pipeline import split_problems, stages_per_worker
-
-if TYPE_CHECKING:
-    from headway.config import ParallelConfig, TrainConfig
 
 
 def plan_stages(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.config import Config
 from headway.config.derived.mesh import effective_strategy
 from headway.config.strategies import FOR_COPIES, FOR_ONE_WORKER, find_strategy
 from headway.core.errors import ConfigError
@@ -26,11 +28,6 @@ from headway.parallel.experts import shard_experts
 from headway.parallel.replicas import replica_count
 from headway.parallel.tensor import cut_matrices
 from headway.parallel.world import World
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headway.config import Config
 
 
 class Strategy(Protocol):

@@ -364,24 +364,18 @@ def _meet(rank: int, size: int, number: int, timeout: timedelta) -> Any:
         store = dist.FileStore(file, -1)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
     else:
-        store = _launchers_store(timeout)
+        # The store at MASTER_ADDR and MASTER_PORT, which is opened once in the life of a process. The first worker
+        # may serve the store itself. If it closed it after a training, a worker that is already at the next one could
+        # connect to the store that is about to close.
+        place = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        if place not in _stores:
+            _stores[place] = _bound_store(timeout) if BIND_VARIABLE in os.environ else _any_store(timeout)
+        _stores[place].set_timeout(timeout)
+        store = _stores[place]
         # torchrun's store also holds the addresses of workers from earlier starts.
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             prefix = _agree_on_name(store, rank, size, timeout.total_seconds())
     return dist.PrefixStore(f"headway-{prefix}", store)  # type: ignore[attr-defined]
-
-
-def _launchers_store(timeout: timedelta) -> Any:
-    """Return the store at MASTER_ADDR and MASTER_PORT, which is opened once in the life of a process.
-
-    The first worker may serve the store itself. If it closed it after a training, a worker that is already at the next
-    one could connect to the store that is about to close.
-    """
-    place = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if place not in _stores:
-        _stores[place] = _bound_store(timeout) if BIND_VARIABLE in os.environ else _any_store(timeout)
-    _stores[place].set_timeout(timeout)
-    return _stores[place]
 
 
 def _any_store(timeout: timedelta) -> Any:

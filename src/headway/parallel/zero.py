@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from headway.config import Config
 from headway.parallel.blocks import cut_like, is_first_of_equals, local_part
 from headway.parallel.buckets import BUCKET_BYTES, InFlight
 from headway.parallel.buffers import BufferWatch
@@ -18,9 +19,6 @@ from headway.parallel.ddp import DataParallel, ElasticDataParallel
 from headway.parallel.ownership import Ownership
 from headway.parallel.replicas import Replicas, replicas_of
 from headway.parallel.world import World
-
-if TYPE_CHECKING:
-    from headway.config import Config
 
 
 class _OwnedUpdate:

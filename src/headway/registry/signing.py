@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, in_one_line, missing_extra
 from headway.core.files.paths import link_or_copy
 from headway.core.files.scratch import scratch_folder
 from headway.models.versions.records import SIGNATURE
@@ -69,8 +69,7 @@ def signature_problem(folder: Path, key: Path) -> str | None:
     try:
         verifier.set_hashing_config(hashing).verify(folder, signature)
     except Exception as error:  # a foreign bundle raises whatever its parser raises
-        words = " ".join(str(error).split())[:200]
-        return f"has a signature that this key has not made of these files: {words or type(error).__name__}"
+        return f"has a signature that this key has not made of these files: {in_one_line(error, 200)}"
     return None
 
 

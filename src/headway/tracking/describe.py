@@ -12,9 +12,9 @@ from headway.config import Config
 from headway.core.coordination.outcomes import BUDGET_REACHED, FINISHED, PREEMPTED
 from headway.core.credentials.secrets import redact, redact_values
 from headway.core.errors import INTERRUPTED
-from headway.core.files.foreign import as_number, read_text
+from headway.core.files.foreign import as_number, read_json_or_empty, read_text
 from headway.core.files.hashes import fingerprint
-from headway.telemetry.record import DIED, NOT_ENDED, RESTORED, RUNNING, Run, as_text, dig, read_json
+from headway.telemetry.record import DIED, NOT_ENDED, RESTORED, RUNNING, Run, as_text, dig
 from headway.tracking.sink import Dataset, Description, Status
 
 #: Files that are sent as artifacts, and the most bytes of one.
@@ -86,7 +86,7 @@ def is_changed(run: Run, attempt: int, before: int) -> bool:
 
 
 def _fingerprints(run: Run, attempt: int) -> Mapping[str, Any]:
-    found = dig(read_json(run.path / "attempts" / f"{attempt:03d}" / "run.json"), "fingerprints")
+    found = dig(read_json_or_empty(run.path / "attempts" / f"{attempt:03d}" / "run.json"), "fingerprints")
     return found if isinstance(found, dict) else {}
 
 

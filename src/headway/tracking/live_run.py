@@ -22,7 +22,7 @@ from typing import Any
 from headway.config.units import Interval
 from headway.core.coordination.heartbeat import read_heartbeat
 from headway.core.coordination.outcomes import SAVED_OUTCOMES
-from headway.core.files.foreign import as_number, open_regular, parse_json_lines
+from headway.core.files.foreign import as_number, open_regular, parse_json_lines, read_json_or_empty
 from headway.core.machine.system import host_name
 from headway.telemetry.anomalies import AnomalyWatch
 from headway.telemetry.anomaly import Anomaly
@@ -43,7 +43,6 @@ from headway.telemetry.record import (
     attempt_outcome,
     dig,
     newest_of,
-    read_json,
     state_of,
 )
 from headway.telemetry.system import newest_readings
@@ -265,7 +264,7 @@ class LiveRun:
         self._records = {
             number: known
             if "outcome" in (known := self._records.get(number, {}))
-            else read_json(self.path / "attempts" / f"{number:03d}" / "attempt.json")
+            else read_json_or_empty(self.path / "attempts" / f"{number:03d}" / "attempt.json")
             for number in sorted(numbers)
         }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.config import Config, LaneGrid
+
 if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid
     from headway.parallel.pipeline import Pipeline
     from headway.parallel.strategy import Strategy
     from headway.parallel.world import World

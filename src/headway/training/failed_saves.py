@@ -5,16 +5,11 @@ One save that fails is made up for by the next one. Where none succeeds any more
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headway.checkpoint.save.fence import Fenced
+from headway.checkpoint.save.outcomes import Outcome
 from headway.core.coordination.heartbeat import report_failed_saves
 from headway.core.errors import CheckpointError, HeadwayError, SavesFailed
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.checkpoint.save.outcomes import Outcome
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 _AGAIN = "make room there or repair the disk, then run the same command again"
 

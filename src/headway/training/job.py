@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.checkpoint.save.outcomes import Outcome, Upload
+from headway.config import Config
 from headway.core.errors import ConfigError
 from headway.core.functions import load_function
+from headway.training.assembled import Assembled
+from headway.training.state_writer import NoWriter
 
 if TYPE_CHECKING:
-    from headway.checkpoint.save.outcomes import Outcome, Upload
-    from headway.config import Config
+    from headway.checkpoint.save.writer import CheckpointWriter
     from headway.parallel.world import World
-    from headway.training.assembled import Assembled
     from headway.training.evaluation.early_stopping import EvaluationHistory
     from headway.training.evaluation.evaluate import Evaluation
     from headway.training.health.decisions import Decision
     from headway.training.state import TrainState
-    from headway.training.state_writer import StateWriter
     from headway.training.task import Task
 
 
@@ -29,7 +30,7 @@ class Job:
 
     assembled: Assembled
     """What is trained."""
-    writer: StateWriter
+    writer: CheckpointWriter | NoWriter
     """Where checkpoints go."""
     checkpoint_context: dict[str, Any] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()

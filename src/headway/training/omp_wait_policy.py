@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,10 +11,7 @@ from headway.core.coordination.launched import workers_of_this_machine
 from headway.core.machine.neighbours import Load, LoadMeter, WaitMode, choose_at_start, choose_wait_mode, look_at_start
 from headway.core.machine.openmp import WaitSwitch, chosen_by_user, find_libgomp
 from headway.core.machine.system import Machine
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 #: Time between looks: long beside what a look takes, short beside what a neighbour costs.
 _EVERY_SECONDS = 2.0

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from torch import nn
 
+from headway.config import Config, LaneGrid, MeshShape
+from headway.config.sections.task import TaskConfig
 from headway.core.code_identity import combined, object_identity
 from headway.core.errors import ConfigError, HeadwayError
 from headway.core.files.hashes import fingerprint
@@ -33,10 +35,6 @@ from headway.training.figures import Figures, Metric, metric_of
 from headway.training.optimizer.groups import own_groups
 from headway.training.task import Objective
 from headway.training.task import Task as RunTask
-
-if TYPE_CHECKING:
-    from headway.config import Config, LaneGrid, MeshShape
-    from headway.config.sections.task import TaskConfig
 
 #: (model, micro-batch) -> the mean loss over the micro-batch's items, (): one number, or several by name; or a pair of
 #: that and outputs, which the metrics get.

@@ -15,18 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from headway.checkpoint.save.outcomes import Outcome
 from headway.config.units import Interval
 from headway.core.console import notice, write_log
 from headway.core.coordination.outcomes import SAVED_OUTCOMES
 from headway.core.errors import INTERRUPTED
 from headway.core.format import format_seconds
 from headway.telemetry.record import RUNNING, open_run
-
-if TYPE_CHECKING:
-    from headway.checkpoint.save.outcomes import Outcome
-    from headway.training.job import Job
+from headway.training.job import Job
 
 DAY_SECONDS = 86400.0
 #: Bounds of the interval: below, files come and go all the time; above, too much work is at stake.

@@ -9,18 +9,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from headway.checkpoint.save.outcomes import Outcome
 from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.preemption_board import BUDGET_SOURCE, CANCEL_KEY, SIGNAL_KEY, Board, Notice, post
 from headway.core.errors import Preempted
 from headway.core.format import format_seconds
 from headway.core.process.signals import STOP_SIGNALS, handled, pending_signals
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.checkpoint.save.outcomes import Outcome
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 #: A scheduler signals every process of a job, and the supervisor passes its own signal on: both are one Ctrl-C.
 _DUPLICATE_SECONDS = 1.0

@@ -70,7 +70,14 @@ def _parts_hash_of(path: Path, threads: int) -> str | None:
             return None
 
         def digest(span: tuple[int, int]) -> str:
-            return _digest(descriptor, len(preamble) + span[0], len(preamble) + span[1])
+            # Of as much of it as exists.
+            begin = len(preamble) + span[0]
+            end = len(preamble) + span[1]
+            hasher = hashlib.sha256()
+            while begin < end and (read := os.pread(descriptor, min(_READ_BYTES, end - begin), begin)):
+                hasher.update(read)
+                begin += len(read)
+            return hasher.hexdigest()
 
         with ThreadPoolExecutor(threads) as pool:
             return parts_hash(preamble, pool.map(digest, spans))
@@ -87,12 +94,3 @@ def _spans(header: bytes, nbytes: int) -> list[tuple[int, int]] | None:
     ends = [0, *(end for _, end in spans)]
     follow = [begin for begin, _ in spans] == ends[:-1] and ends[-1] == nbytes
     return spans if follow and all(begin <= end for begin, end in spans) else None
-
-
-def _digest(descriptor: int, begin: int, end: int) -> str:
-    """Return the hash of a part of a file, or of as much of it as exists."""
-    hasher = hashlib.sha256()
-    while begin < end and (read := os.pread(descriptor, min(_READ_BYTES, end - begin), begin)):
-        hasher.update(read)
-        begin += len(read)
-    return hasher.hexdigest()

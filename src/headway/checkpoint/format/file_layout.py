@@ -17,15 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from headway.checkpoint.format.file_hash import parts_hash
 from headway.checkpoint.format.manifest import ITEM_BYTES, FileEntry, dtype_name
 from headway.checkpoint.format.sealing import SEALED, seal, sealed_size
 from headway.core.process.faults import fault_point
-
-if TYPE_CHECKING:
-    from headway.core.types import Block
+from headway.core.types import Block
 
 #: Bytes of one write call; the kernel takes at most 2 GiB.
 _WRITE_BYTES = 16 * 1024**2

@@ -34,11 +34,10 @@ from headway.core.errors import CheckpointError
 from headway.core.files.foreign import ForeignFileError, parse_json, read_bytes
 from headway.core.files.hashes import canonical_json, fingerprint, sha256_bytes
 from headway.core.machine.cores import usable_cores
+from headway.core.types import StateTensors
 
 if TYPE_CHECKING:
     import torch
-
-    from headway.core.types import StateTensors
 
 MANIFEST = "manifest.json"
 #: What a cursor counts of the steps that made no update.

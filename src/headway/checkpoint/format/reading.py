@@ -16,12 +16,10 @@ from headway.checkpoint.format.manifest import DTYPES, Manifest, Slice, TensorEn
 from headway.checkpoint.format.sealing import SEALED, SealedFile
 from headway.core.errors import CheckpointError
 from headway.core.files.foreign import open_regular, parse_json
-from headway.core.types import part_of
+from headway.core.types import Block, StateTensors, part_of
 
 if TYPE_CHECKING:
     import torch
-
-    from headway.core.types import Block, StateTensors
 
 
 class Shard(Protocol):

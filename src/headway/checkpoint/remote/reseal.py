@@ -89,7 +89,8 @@ class TierReseal:
         self._send_segments(manifest)
         files = {file: self._send(manifest, file, digits) for file in manifest.files}
         if RECORDS in manifest.context:
-            self._send_records(manifest, digits)
+            folder = step_name(manifest.step)
+            self._copy(f"{folder}/{sent_name(manifest, RECORDS_FILE)}", f"{folder}/{digits}-{RECORDS_FILE}")
         renewed = resealed(manifest, files, self._new, **{SENT_AS: digits})
         fault_point("reseal.files")
         self._tier.assert_owner()
@@ -123,10 +124,6 @@ class TierReseal:
             self._tier.assert_owner(publishes=False)
             self._renewed.upload(f"{step_name(manifest.step)}/{digits}-{file}", scratch / "new" / file)
         return renewed
-
-    def _send_records(self, manifest: Manifest, digits: str) -> None:
-        step = step_name(manifest.step)
-        self._copy(f"{step}/{sent_name(manifest, RECORDS_FILE)}", f"{step}/{digits}-{RECORDS_FILE}")
 
     def _send_segments(self, manifest: Manifest) -> None:
         """Upload the segments of records that a checkpoint names under the name that the new key gives them."""

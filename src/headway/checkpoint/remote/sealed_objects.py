@@ -24,7 +24,7 @@ from headway.checkpoint.format.sealing import (
 )
 from headway.checkpoint.records import RECORDS_FILE
 from headway.checkpoint.remote.objects import Objects
-from headway.core.errors import CheckpointError, fix_for
+from headway.core.errors import CheckpointError, explaining_os_errors
 from headway.core.files.foreign import LISTING_BYTES
 from headway.core.storage import RECORD_BYTES, ObjectInfo
 
@@ -101,18 +101,19 @@ class SealedObjects(Objects):
         if not self._is_to_be_sealed(name):
             return super().upload(name, path)
         folder = path.parent.parent
-        try:
-            with _working_file(folder) as working:
-                with path.open("rb") as source:
-                    seal(source, working, self.key, _base(name))
-                working.flush()
-                found = super().upload(self.sealed_name(name), Path(working.name))
-        except OSError as error:
-            raise CheckpointError(
-                f"{_base(name)} cannot be encrypted for upload: {error.strerror or error}",
-                where=str(folder),
-                fix=fix_for(error, "make room there, and make it writable"),
-            ) from error
+        with (
+            explaining_os_errors(
+                CheckpointError,
+                f"{_base(name)} cannot be encrypted for upload",
+                folder,
+                "make room there, and make it writable",
+            ),
+            _working_file(folder) as working,
+        ):
+            with path.open("rb") as source:
+                seal(source, working, self.key, _base(name))
+            working.flush()
+            found = super().upload(self.sealed_name(name), Path(working.name))
         return replace(found, bytes=path.stat().st_size)
 
     def create(self, name: str, content: bytes) -> bool:

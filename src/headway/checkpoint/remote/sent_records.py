@@ -61,24 +61,21 @@ class SentRecords:
         Raises:
             CheckpointError: Another attempt or run owns the tier, or the store cannot be used.
         """
-        self._send_segments(folder.parent.parent, manifest.context[RECORDS])
-        self._assert_owner()
-        name = f"{step_name(manifest.step)}/{sent_name(manifest, RECORDS_FILE)}"
-        self._objects.upload(name, folder / RECORDS_FILE)
-
-    def _send_segments(self, run: Path, entry: Mapping[str, Any]) -> None:
         try:
-            for segment in _segments(entry):
+            for segment in _segments(manifest.context[RECORDS]):
                 if segment.name in self._segments_there:
                     continue
                 if self._objects.stat(segment.name) is None:
                     with scratch_folder("headway-records-") as scratch:
-                        segment.write(run, scratch / RECORDS_FILE)
+                        segment.write(folder.parent.parent, scratch / RECORDS_FILE)
                         self._assert_owner()
                         self._objects.upload(segment.name, scratch / RECORDS_FILE)
                 self._segments_there.add(segment.name)
         except (OSError, ValueError) as error:  # the checkpoint itself is whole
             warning(f"the records of the run are not uploaded: {error}")
+        self._assert_owner()
+        name = f"{step_name(manifest.step)}/{sent_name(manifest, RECORDS_FILE)}"
+        self._objects.upload(name, folder / RECORDS_FILE)
 
     def _other_records(self, name: str, what: str) -> CheckpointError:
         return CheckpointError(

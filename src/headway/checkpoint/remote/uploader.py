@@ -18,7 +18,7 @@ from headway.checkpoint.remote.objects import GivenUp
 from headway.checkpoint.remote.ownership import FencedError, OtherRunError
 from headway.checkpoint.remote.tier import RemoteTier, SupersededError, journal_of
 from headway.core.console import notice, warning, write_log
-from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.errors import CheckpointError, HeadwayError, reason_of
 from headway.core.format import format_bytes, format_seconds
 
 
@@ -230,15 +230,16 @@ class Uploader:
             self._refuse(job, error)
             warning(f"step {job.step} is not uploaded: {error.what}")
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            if isinstance(error, HeadwayError):
-                why = error.what
-            elif isinstance(error, OSError):
-                why = str(error)
+            why = str(error) if isinstance(error, OSError) else reason_of(error)
             if self.queue.is_void(job):
                 write_log(f"step {job.step} is not uploaded, and need not be, since the run rolled back: {why}")
             else:
-                self._failed(job, why)
+                self._has_failed = True
+                self._tell(job.step, None)
+                follows = "training continues, and the next checkpoint is tried"
+                if job.last:
+                    follows = "the run is finished, and the same command uploads it once the store can be used"
+                warning(f"step {job.step} is not uploaded: {why}; {follows}")
 
     def _stop_uploads(self, error: HeadwayError) -> None:
         """Stop uploading, since this attempt no longer owns the tier."""
@@ -262,13 +263,4 @@ class Uploader:
         except (GivenUp, FencedError, OtherRunError):
             raise
         except Exception as error:
-            why = error.what if isinstance(error, HeadwayError) else f"{type(error).__name__}: {error}"
-            warning(f"after the upload of step {manifest.step}: {why}")
-
-    def _failed(self, job: _UploadJob, why: str) -> None:
-        self._has_failed = True
-        self._tell(job.step, None)
-        follows = "training continues, and the next checkpoint is tried"
-        if job.last:
-            follows = "the run is finished, and the same command uploads it once the store can be used"
-        warning(f"step {job.step} is not uploaded: {why}; {follows}")
+            warning(f"after the upload of step {manifest.step}: {reason_of(error)}")

@@ -198,20 +198,14 @@ class OutstandingSaves:
     def _fail(self, job: SaveJob, how: str, hangs: bool = False) -> None:
         """Record that a save failed, since no process writes it."""
         what = f"{how} before step {job.step} was saved"
-        self._tell_other_writers(job, what, hangs)
+        # The first worker's writer process waits for the part, or for a failure note. The others wait for the first
+        # worker's folder (see `WriterService`).
+        if self._settings.rank:
+            self._writers.fail_part(FailPart(job, what))
+        elif self._settings.workers > 1 and not hangs:
+            with suppress(OSError):  # the folder exists already, or cannot be made
+                Publisher(self._settings.directory).folder(job.step, job.tag).mkdir(parents=True)
         self._complete(Outcome(job.step, error=self._died(what)))
 
     def _died(self, what: str) -> WriterDied:
         return WriterDied(what, where=str(self._settings.directory))
-
-    def _tell_other_writers(self, job: SaveJob, why: str, hangs: bool) -> None:
-        """Report a failed part to the writer processes that wait for it.
-
-        The first worker's process waits for the part, or for a failure note. The others wait for the first worker's
-        folder (see `WriterService`).
-        """
-        if self._settings.rank:
-            self._writers.fail_part(FailPart(job, why))
-        elif self._settings.workers > 1 and not hangs:
-            with suppress(OSError):  # the folder exists already, or cannot be made
-                Publisher(self._settings.directory).folder(job.step, job.tag).mkdir(parents=True)

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.checkpoint.format.file_layout import Elements, Piece, ShardFile
@@ -22,13 +23,10 @@ from headway.core.errors import CheckpointError, explaining_refusals
 from headway.core.files.atomic import begin_flush
 from headway.core.format import format_bytes
 from headway.core.machine.allocator import give_back_freed_memory
+from headway.core.types import StateBlocks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
-
-    from headway.core.types import StateBlocks
 
 #: Files begin at multiples of this, so that copies run at full speed.
 _ALIGNMENT = 4096

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headway.checkpoint.format.file_layout import Piece
 from headway.checkpoint.format.folders import remove
@@ -22,9 +22,7 @@ from headway.core.console import warning
 from headway.core.coordination.heartbeat import Phase, beat, keep_beating
 from headway.core.errors import CheckpointError
 from headway.core.process.faults import fault_point
-
-if TYPE_CHECKING:
-    from headway.core.types import StateBlocks
+from headway.core.types import StateBlocks
 
 #: How often a waiting worker checks the progress of the writer process.
 _LOOK_SECONDS = 1.0

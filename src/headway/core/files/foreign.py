@@ -175,6 +175,11 @@ def readable_json_object(path: Path, most: int = SETTINGS_BYTES) -> dict[str, An
         return None
 
 
+def read_json_or_empty(path: Path, most: int = LISTING_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a regular file; an empty one if there is none that can be read."""
+    return readable_json_object(path, most) or {}
+
+
 def parse_json(text: bytes | str) -> Any:
     """Parse a JSON value as the standard library does, with limits.
 

@@ -24,16 +24,12 @@ def take_secret() -> str:
     if SECRET in os.environ:
         _taken = os.environ[SECRET].strip()
         remember(_taken, SECRET)  # values of variables are redacted; this one still has to be
-        _overwrite(SECRET)
+        # Overwrite the value of a variable where the program has got it from the kernel.
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_void_p
+        getenv.argtypes = (ctypes.c_char_p,)
+        address = getenv(SECRET.encode())
+        if address is not None:
+            ctypes.memset(address, 0, len(ctypes.string_at(address)))
         del os.environ[SECRET]
     return _taken
-
-
-def _overwrite(name: str) -> None:
-    """Overwrite the value of a variable where the program has got it from the kernel."""
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_void_p
-    getenv.argtypes = (ctypes.c_char_p,)
-    address = getenv(name.encode())
-    if address is not None:
-        ctypes.memset(address, 0, len(ctypes.string_at(address)))

@@ -423,7 +423,8 @@ class Storage(ABC):
         tried = 0
         while True:
             try:
-                self._check_mounted()
+                if self._around is not None and not self._around.is_dir():
+                    raise ConnectionError(f"there is no folder {self._around}; mount it, or make it if it is new")
                 answer = ask()
                 break
             except (HeadwayError, TooLargeError):
@@ -445,10 +446,6 @@ class Storage(ABC):
             self._away = False
             notice(f"{self.url} answers again")
         return answer
-
-    def _check_mounted(self) -> None:
-        if self._around is not None and not self._around.is_dir():
-            raise ConnectionError(f"there is no folder {self._around}; mount it, or make it if it is new")
 
 
 def _unless(absent: Iterable[Kind], ask: Callable[[], T], errors: type[Exception] = Exception) -> T | None:

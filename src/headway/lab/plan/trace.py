@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from headway.core.errors import ConfigError, HeadwayError
+from headway.core.errors import ConfigError, HeadwayError, in_one_line
 
 if TYPE_CHECKING:
     from headway.models.decoder import Decoder
@@ -159,7 +159,7 @@ def trace_model(
     except HeadwayError:
         raise
     except (UnsupportedFakeTensorException, RuntimeError, NotImplementedError, ValueError) as error:
-        words = " ".join(str(error).split())[:120] or type(error).__name__
+        words = in_one_line(error, 120)
         raise ConfigError(
             f"what {type(model.causal).__name__} allocates cannot be found without its values: {words}",
             where="model.from_pretrained",

@@ -16,7 +16,7 @@ from torch import nn
 
 from headway.config import ModelConfig
 from headway.core.errors import ConfigError, missing_extra
-from headway.core.files.foreign import read_json_object
+from headway.core.files.foreign import read_json_or_empty
 from headway.core.files.scratch import scratch_folder
 from headway.models.finite import check_finite
 from headway.models.hub.transformers_build import complete_from_transformers, explained, load_transformers, quiet
@@ -97,10 +97,8 @@ class Shares:
 
 def is_quantized(folder: Path) -> bool:
     """Return whether a folder holds a model whose weights torchao has quantized."""
-    try:
-        settings = read_json_object(folder / "config.json").get("quantization_config")
-    except (OSError, ValueError):  # reported by whoever loads the model
-        return False
+    # A file that cannot be read is reported by whoever loads the model.
+    settings = read_json_or_empty(folder / "config.json").get("quantization_config")
     return isinstance(settings, dict) and settings.get("quant_method") == "torchao"
 
 

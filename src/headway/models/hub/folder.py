@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import ModelConfig
+from headway.config.sections.losses import DistillConfig
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import read_json_object
+from headway.core.files.foreign import read_json_or_empty
 from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.hub import HUB, is_on_hub, is_pinned, snapshot, split_hub_name
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
-    from headway.config.sections.losses import DistillConfig
 
 #: Files of a repository that a model consists of; `*.py` only where its code may run.
 _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
@@ -55,7 +53,7 @@ def base_folder(source: Path | str, *, with_code: bool = False) -> Path:
     folder = open_folder(source, with_code=with_code)
     if not is_adapter(folder):
         return folder
-    settings = _read(folder / ADAPTER)
+    settings = read_json_or_empty(folder / ADAPTER)
     name = settings.get("base_model_name_or_path")
     revision = settings.get("revision")
     if not isinstance(name, str) or not name:
@@ -162,7 +160,7 @@ def weights_fingerprint(folder: Path, *, with_code: bool, cache: Path) -> str:
     """
     names = ("*.safetensors", "config.json", ADAPTER, *([_CODE] if with_code else []))
     files = sorted({path for name in names for path in folder.glob(name)})
-    kept = _read(cache)
+    kept = read_json_or_empty(cache)
     known = {**_KNOWN.get(folder, {}), **kept}
     found: dict[str, dict[str, Any]] = {}
     try:
@@ -186,10 +184,3 @@ def _stamp(path: Path) -> list[int]:
     """Return what changes whenever a file is written; its time of change cannot be set by a program."""
     found = path.stat()
     return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
-
-
-def _read(cache: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(cache)
-    except (OSError, ValueError):
-        return {}

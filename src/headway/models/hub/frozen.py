@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
-from headway.models.hub.quantized import Kind, QuantizedLinear, can_quantize
-
-if TYPE_CHECKING:
-    from headway.models.hub.transformers_model import TransformersModel
+from headway.models.hub.quantized import QuantizedLinear, can_quantize
+from headway.models.hub.transformers_model import TransformersModel
 
 
 def freeze_as_configured(model: TransformersModel, precision: str, *, published: torch.dtype | None = None) -> None:
@@ -26,21 +22,18 @@ def freeze_as_configured(model: TransformersModel, precision: str, *, published:
     if not model.kept_elsewhere():
         return
     if chosen == "int8" or chosen == "nf4":
-        _quantize_frozen(model, chosen)
+        # Store the matrices of frozen linear layers in few bits, but for the output projection, whose rows are
+        # tokens.
+        head = model.head()
+        head = getattr(head, "base_layer", head)  # below an adapter
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if not isinstance(child, nn.Linear) or child is head or child.weight.requires_grad:
+                    continue
+                if can_quantize(child.weight, chosen):
+                    setattr(parent, name, QuantizedLinear(child, chosen))
     if chosen != "fp32" and precision == "bf16":
         set_frozen_precision(model, torch.bfloat16, published=published)
-
-
-def _quantize_frozen(model: TransformersModel, kind: Kind) -> None:
-    """Store the matrices of frozen linear layers in few bits, but for the output projection, whose rows are tokens."""
-    head = model.head()
-    head = getattr(head, "base_layer", head)  # below an adapter
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if not isinstance(child, nn.Linear) or child is head or child.weight.requires_grad:
-                continue
-            if can_quantize(child.weight, kind):
-                setattr(parent, name, QuantizedLinear(child, kind))
 
 
 def set_frozen_precision(network: nn.Module, dtype: torch.dtype, published: torch.dtype | None = None) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from headway.config import ModelConfig
 from headway.core.errors import ConfigError
-from headway.core.files.foreign import read_json_object
+from headway.core.files.foreign import read_json_or_empty
 from headway.models.hub.folder import is_adapter, open_folder
 from headway.models.huggingface.checkpoint import read_model_config
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 
 def choose_implementation(config: ModelConfig) -> Literal["native", "transformers"]:
@@ -56,8 +54,5 @@ def check_own_code(config: ModelConfig) -> None:
 
 def _has_own_code(folder: Path) -> bool:
     """Return whether transformers would take the config or the model from code in the folder."""
-    try:
-        classes = read_json_object(folder / "config.json").get("auto_map")
-    except (OSError, ValueError):
-        return False  # reported by whoever reads it
+    classes = read_json_or_empty(folder / "config.json").get("auto_map")
     return isinstance(classes, dict) and not {"AutoConfig", "AutoModelForCausalLM"}.isdisjoint(classes)

@@ -6,18 +6,16 @@ from collections.abc import Sequence, Set
 from difflib import get_close_matches
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from headway.core.errors import ConfigError
+from headway.config.sections.pretrained import AdapterConfig
+from headway.core.errors import ConfigError, in_one_line
 from headway.core.random import derive_seed
 from headway.core.requirements import install_command
 from headway.core.startup.dtensors import is_dtensor
-
-if TYPE_CHECKING:
-    from headway.config.sections.pretrained import AdapterConfig
 
 #: Types of models with Mamba layers whose output projection peft refuses to adapt.
 _READ_BY_KERNELS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
@@ -51,9 +49,8 @@ def add_adapter(network: Any, config: AdapterConfig, seed: int) -> Any:
         try:
             adapted = peft.get_peft_model(network, settings)
         except (ValueError, TypeError, NotImplementedError) as error:
-            words = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"the model cannot have this adapter: {words}",
+                f"the model cannot have this adapter: {in_one_line(error)}",
                 where="model.adapter.targets, model.adapter.also_trained",
                 fix=f"targets: layers that can have one: {', '.join(_linear_names(network))}",
             ) from error

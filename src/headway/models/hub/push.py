@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.credentials.secrets import redact
-from headway.core.errors import ConfigError, causes, missing_extra
+from headway.core.errors import ConfigError, causes, in_one_line, missing_extra
 from headway.core.hub import hub_error_kinds
 from headway.models.hub.folder import ADAPTER, open_folder
 from headway.models.huggingface.folder import MARKER
@@ -137,7 +137,7 @@ def _is_of_model(name: str) -> bool:
 def _explained(repository: str, error: Exception) -> ConfigError:
     kinds = hub_error_kinds(error)
     status = next((code for one in causes(error) if (code := _status(one)) is not None), None)
-    words = redact(" ".join(str(error).split())[:300])
+    words = redact(in_one_line(error))
     if status == 401:
         what = "the Hub does not accept the token"
         fix = f"set {TOKEN} to a token that is valid and may write"
@@ -145,10 +145,10 @@ def _explained(repository: str, error: Exception) -> ConfigError:
         what = f"the token may not write to this repository: {words}"
         fix = f"set {TOKEN} to a token that may write, or name another organisation"
     elif kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TimeoutError", "TransportError"}:
-        what = f"the Hugging Face Hub cannot be reached: {words or type(error).__name__}"
+        what = f"the Hugging Face Hub cannot be reached: {words}"
         fix = "run the same command again with a network; unset HF_HUB_OFFLINE"
     else:
-        what = f"the model was not sent: {words or type(error).__name__}"
+        what = f"the model was not sent: {words}"
         fix = "run the same command again"
     return ConfigError(what, where=repository, fix=fix)
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from headway.config import ModelConfig
 from headway.models.hub.folder import base_folder
 from headway.models.hub.sizes import model_without_weights
 from headway.models.hub.transformers_build import explained, load_transformers, read_config
 from headway.models.hub.transformers_model import TransformersModel
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 #: Parameters of the largest one that is made: 256 MiB in fp32.
 _MOST = 2**26

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from headway.config import ModelConfig
 from headway.core.errors import CheckpointError
 from headway.models.finite import check_finite
 from headway.models.hub.folder import base_folder, is_adapter, open_folder
@@ -28,9 +29,6 @@ from headway.models.hub.transformers_build import (
 from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface.checkpoint import read_tensor, stored_type, weight_files
 from headway.models.no_values import NoFirstValues
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 #: What peft and this package put into the name of a tensor of the pretrained model.
 _WRAPPERS = (".base_layer", ".original_module", ".modules_to_save.default")

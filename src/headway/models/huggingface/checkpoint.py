@@ -6,11 +6,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from headway.config import ModelConfig
 from headway.core.errors import CheckpointError
 from headway.core.files.atomic import write_json
 from headway.core.files.foreign import LISTING_BYTES, open_regular, read_json_object
@@ -26,9 +27,6 @@ from headway.models.huggingface.weights import (
     weight_names,
 )
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

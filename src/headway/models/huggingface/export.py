@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -13,14 +13,12 @@ from safetensors.torch import save_file
 
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
+from headway.models.decoder import Decoder
 from headway.models.huggingface.checkpoint import INDEX, WEIGHTS, copy_tokenizer, read_settings
 from headway.models.huggingface.config import to_huggingface
 from headway.models.huggingface.folder import check_not_foreign, mark, published
 from headway.models.huggingface.weights import SELECTION_BIAS, to_huggingface_tensors
 from headway.models.written import FolderProof, logits_as_stored
-
-if TYPE_CHECKING:
-    from headway.models.decoder import Decoder
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -7,17 +7,15 @@ their own (`headway.models.huggingface.mixtures`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import ModelConfig
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, FULL, MAMBA, NO_ROTARY, SLIDING
 from headway.core.errors import ConfigError
 from headway.models.huggingface import gemma, mixtures
 from headway.models.huggingface.family import Family, attention_scale, biases
 from headway.models.huggingface.rope import partial_rotary
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 SMOLLM3 = "SmolLM3ForCausalLM"
 GRANITE = "GraniteForCausalLM"

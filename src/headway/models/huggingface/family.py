@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
+from headway.config import ModelConfig
 
 
 def _nothing(_: Any) -> dict[str, Any]:

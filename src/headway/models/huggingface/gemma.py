@@ -8,15 +8,13 @@ rotary base of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import ModelConfig
 from headway.config.sections.architecture import FULL, SLIDING
 from headway.models.huggingface.family import Family, attention_scale, biases
 from headway.models.huggingface.rope import to_rotary_keys
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 GEMMA2 = "Gemma2ForCausalLM"
 GEMMA3 = "Gemma3ForCausalLM"

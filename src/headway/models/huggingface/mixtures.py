@@ -7,15 +7,13 @@ DeepSeek-V3 has these too, but with different attention.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import ModelConfig
 from headway.core.errors import ConfigError
 from headway.models.huggingface.rope import partial_rotary
 from headway.models.layers.moe import selects_with_bias
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 MIXTRAL = "MixtralForCausalLM"
 QWEN = "Qwen3MoeForCausalLM"

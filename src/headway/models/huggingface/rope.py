@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headway.config import ModelConfig
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 _KINDS = ("linear", "llama3", "yarn")
 

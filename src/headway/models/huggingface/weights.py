@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 
+from headway.config import ModelConfig
 from headway.models.facts import norm_parts, parameter_shapes
 from headway.models.huggingface import mixtures
 from headway.models.huggingface.families import FAMILIES, GLM, GLM4, NEMOTRON_H, architecture_of
 from headway.models.layers.moe import selects_with_bias
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 #: Headway's name in a layer -> Hugging Face's, of tensors that are identical.
 _SAME_IN_LAYER = {

@@ -6,7 +6,7 @@ Tensor-name suffixes: B rows, T positions, S positions including the cached ones
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -15,9 +15,7 @@ from torch.torch_version import TorchVersion
 from headway.core.machine.cores import has_bf16_tiles
 from headway.core.startup.dtensors import is_dtensor
 from headway.models.layers.causal_attention import causal_attention
-
-if TYPE_CHECKING:
-    from headway.models.sharding.context import SharedPositions
+from headway.models.sharding.context import SharedPositions
 
 # Before torch 2.12 `varlen_attn` needs one key-value head per query head.
 _VARLEN_SHARES_HEADS = TorchVersion(torch.__version__) >= "2.12"

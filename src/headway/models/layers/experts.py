@@ -9,18 +9,16 @@ backward, are summed along a dimension.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from headway.core.startup.dtensors import is_dtensor
 from headway.models.sharding.dispatch import plan_transfer
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 #: The grouped kernels read 16 bytes at a time, in the weight gradient also along the rows of a group.
 _ALIGNED_ROWS = 8

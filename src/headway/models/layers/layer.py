@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from headway.config import ModelConfig
 from headway.config.sections.architecture import ATTENTION, FEED_FORWARD, MAMBA
 from headway.core.types import Checkpointing, Fusion
 from headway.models.layers.attention import Positions, attend
@@ -24,9 +25,6 @@ from headway.models.layers.moe import MixtureOfExperts
 from headway.models.layers.rope import rotate
 from headway.models.recompute import in_host_memory, selective_contexts
 from headway.models.shape import Shape
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 
 class RMSNorm(nn.Module):

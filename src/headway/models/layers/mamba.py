@@ -11,19 +11,17 @@ the convolution, E channels of the convolution.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from headway.config import ModelConfig
 from headway.core.types import Fusion
+from headway.models.layers.attention import Positions
 from headway.models.layers.cache import KVCache, MambaState
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
-    from headway.models.layers.attention import Positions
-    from headway.models.shape import Shape
+from headway.models.shape import Shape
 
 
 class Mamba(nn.Module):

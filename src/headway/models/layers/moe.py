@@ -7,24 +7,21 @@ token (Dai et al. 2024, DeepSeekMoE, section 3.2). Tensor-name suffixes as in `h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from headway.config import ModelConfig
 from headway.config.derived.experts import resolved_balance
 from headway.core.startup.dtensors import is_dtensor
 from headway.core.types import Fusion
 from headway.models.layers.experts import Experts
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-    from headway.config import ModelConfig
-    from headway.models.shape import Shape
+from headway.models.shape import Shape
 
 #: Losses are summed in integer multiples of this unit: integer sums do not depend on the order.
 _LOSS_UNIT = 2.0**-20

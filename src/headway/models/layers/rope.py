@@ -7,12 +7,10 @@ elements of a head that are turned, F = R / 2 frequencies.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from headway.config.sections.architecture import RopeScaling
+from headway.config.sections.architecture import RopeScaling
 
 
 def rotary_tables(

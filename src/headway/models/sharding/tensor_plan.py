@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from headway.config import ModelConfig
 from headway.config.derived.mesh import padded_rows
 from headway.config.sections.architecture import UNDIVIDED_NORM
 from headway.core.errors import ConfigError
@@ -18,8 +19,6 @@ from headway.models.shape import Shape
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel.style import ParallelStyle
-
-    from headway.config import ModelConfig
 
 
 def decoder_plan(config: ModelConfig, workers: int, parts: Iterable[str]) -> dict[str, ParallelStyle]:

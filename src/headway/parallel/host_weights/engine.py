@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.config import Config
 from headway.config.derived.host_weights import host_types
 from headway.core.types import Block
 from headway.parallel.blocks import block_of, local_part
@@ -24,15 +26,9 @@ from headway.parallel.host_weights.memory import open_host_memory
 from headway.parallel.host_weights.overlap import OverlappedUpdate
 from headway.parallel.host_weights.transfers import Transfers, pieces
 from headway.parallel.host_weights.update import HostAdamW, HostPart
-from headway.parallel.strategy import Single
+from headway.parallel.strategy import Single, Strategy
 from headway.parallel.world import World
 from headway.parallel.zero import Zero2
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from headway.config import Config
-    from headway.parallel.strategy import Strategy
 
 
 class _HostEngine:

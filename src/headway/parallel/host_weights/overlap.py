@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from headway.core.model_protocol import Shardable
-
-if TYPE_CHECKING:
-    from headway.parallel.host_weights.transfers import Transfers
+from headway.parallel.host_weights.transfers import Transfers
 
 
 class OverlappedUpdate:

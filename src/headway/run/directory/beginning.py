@@ -26,8 +26,9 @@ from headway.checkpoint.transfer import copy_checkpoints, local_folders
 from headway.checkpoint.verify import verify_checkpoint
 from headway.config import Config, dump_config, identity, load_resolved
 from headway.config.sections.segments import SEGMENTS, Segment
-from headway.core.errors import CheckpointError, fix_for
+from headway.core.errors import CheckpointError, explaining_os_errors, fix_for
 from headway.core.files.atomic import atomic_write, sync_folder, write_json
+from headway.core.files.foreign import read_json_or_empty
 from headway.core.files.hashes import fingerprint, sha256_file
 from headway.core.files.paths import link_or_copy
 from headway.core.process.faults import fault_point
@@ -36,7 +37,7 @@ from headway.run.directory.ledger import Ledger, decided
 from headway.run.directory.ledger_beginning import BEGINNING, AttemptSteps, Beginning
 from headway.run.directory.ownership import OwnerLock
 from headway.run.directory.run_directory import RunDirectory, attempt_folder
-from headway.telemetry.record import RESTORED, open_run, read_json
+from headway.telemetry.record import RESTORED, open_run
 
 #: What a checkpoint needs besides itself, to be exported and to find its rows.
 _COMPANIONS = ("tokenizer", DATA_FOLDER)
@@ -124,21 +125,24 @@ def begin(run: RunDirectory, parent: ParentCheckpoint, command: str) -> Beginnin
     run.check_usable()
     hidden = run.path.parent / f"{_HIDDEN}{run.path.name}-{os.getpid()}"
     try:
-        run.path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(run)
-        hidden.mkdir()
-        with OwnerLock.take(hidden):
-            made = RunDirectory(hidden / run.path.name)
-            beginning = _fill(made, parent, command)
-            fault_point("begin.rename")
-            made.path.rename(run.path)
-            sync_folder(run.path.parent)
-    except OSError as error:
-        raise CheckpointError(
-            f"the run cannot begin here: {error.strerror or error}",
-            where=str(run.path),
-            fix=fix_for(error, "choose another name=..., or move what is there aside with --restart"),
-        ) from error
+        with explaining_os_errors(
+            CheckpointError,
+            "the run cannot begin here",
+            run.path,
+            "choose another name=..., or move what is there aside with --restart",
+        ):
+            run.path.parent.mkdir(parents=True, exist_ok=True)
+            # Remove what beginnings of this run have left that were killed.
+            for left in run.path.parent.glob(f"{_HIDDEN}{run.path.name}-*"):
+                with suppress(CheckpointError), OwnerLock.take(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            hidden.mkdir()
+            with OwnerLock.take(hidden):
+                made = RunDirectory(hidden / run.path.name)
+                beginning = _fill(made, parent, command)
+                fault_point("begin.rename")
+                made.path.rename(run.path)
+                sync_folder(run.path.parent)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     CheckpointIndex(run.path).add(parent.manifest, LOCAL, str(run.checkpoints / step_name(parent.step)))
@@ -200,13 +204,7 @@ def _fill(made: RunDirectory, parent: ParentCheckpoint, command: str) -> Beginni
         write_json(folder / RUN_FILE, record)
         with atomic_write(folder / "config.yaml", "w") as file:
             file.write(dump_config(parent.config))
-    beginning = _write_ledger(made, parent)
-    attempt.finish(RESTORED, 0, parent.step, parent.step)
-    return beginning
-
-
-def _write_ledger(made: RunDirectory, parent: ParentCheckpoint) -> Beginning:
-    """Write the ledger: the parent's lines up to the checkpoint, and where they come from."""
+    # Write the ledger: the parent's lines up to the checkpoint, and where they come from.
     lines = Ledger(parent.run.ledger_path).lines_up_to(parent.step)
     attempts = open_run(parent.run.path).attempts if lines else []
     beginning = Beginning(
@@ -221,14 +219,8 @@ def _write_ledger(made: RunDirectory, parent: ParentCheckpoint) -> Beginning:
     with atomic_write(made.ledger_path, "w") as file:
         for line in [*lines, {"kind": BEGINNING, **beginning.to_json()}]:
             file.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
+    attempt.finish(RESTORED, 0, parent.step, parent.step)
     return beginning
-
-
-def _sweep(run: RunDirectory) -> None:
-    """Remove what beginnings of this run have left that were killed."""
-    for left in run.path.parent.glob(f"{_HIDDEN}{run.path.name}-*"):
-        with suppress(CheckpointError), OwnerLock.take(left):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _config_of(run: RunDirectory, manifest: Manifest) -> Config:
@@ -258,8 +250,11 @@ def _config_of_attempt(run: RunDirectory, attempt: int) -> Path:
 
 def _record_of(parent: ParentCheckpoint) -> dict[str, Any]:
     attempt = parent.manifest.context.get("attempt")
-    of_attempt = read_json(attempt_folder(parent.run.path, attempt) / RUN_FILE) if isinstance(attempt, int) else {}
-    return of_attempt or read_json(parent.run.record_path)
+    if isinstance(attempt, int):
+        of_attempt = read_json_or_empty(attempt_folder(parent.run.path, attempt) / RUN_FILE)
+        if of_attempt:
+            return of_attempt
+    return read_json_or_empty(parent.run.record_path)
 
 
 def beginning_problems(run: Path, begun: list[Beginning]) -> Iterator[str]:
@@ -278,7 +273,7 @@ def beginning_problems(run: Path, begun: list[Beginning]) -> Iterator[str]:
         manifest = folder / MANIFEST
         if step == last.step and manifest.is_file() and sha256_file(manifest) != last.manifest_sha256:
             yield f"{folder.name} is not the checkpoint that the run began from: its manifest has another hash"
-        context = read_json(manifest).get("context")
+        context = read_json_or_empty(manifest).get("context")
         start = context.get("parent") if isinstance(context, dict) else None
         before = start if isinstance(start, dict) else {}
         if before.get("step") == last.step and before.get("state_sha256") != last.state_sha256:

@@ -21,7 +21,7 @@ from headway.config import Config
 from headway.core.console import notice, warning
 from headway.core.errors import CheckpointError, ConfigError
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import as_number, read_json_object
+from headway.core.files.foreign import as_number, read_json_object, read_json_or_empty
 from headway.core.files.scratch import scratch_folder
 from headway.run.directory.run_directory import LAST_SIGN_KEY, RunDirectory, attempt_folder
 
@@ -88,21 +88,14 @@ def _newest(tier: RemoteTier) -> Manifest | None:
 def _is_behind(run: RunDirectory, newest: Manifest) -> bool:
     """Return whether a checkpoint was saved from another directory after this one last had the run."""
     entry = newest.context.get(RECORDS)
-    if not isinstance(entry, dict) or _taken(run) == entry.get("sha256"):
+    taken = read_json_or_empty(run.path / _TAKEN_FILE).get("sha256")  # the archive that was taken up here last
+    if not isinstance(entry, dict) or taken == entry.get("sha256"):
         return False
     if not run.ledger_path.exists() and not run.metrics_path.exists():
         return True
     here = read_claim(run.path)
     there = newest.context.get(CLAIM)
     return here is None or (isinstance(there, int) and there > here.number)
-
-
-def _taken(run: RunDirectory) -> object:
-    """Return the hash of the archive that was taken up here last; None if there is none."""
-    try:
-        return read_json_object(run.path / _TAKEN_FILE).get("sha256")
-    except (OSError, ValueError):
-        return None
 
 
 def _replace(run: RunDirectory, archive: Path, newest: Manifest, identity: RunIdentity) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.checkpoint.save.fence import OwnerUnknown
 from headway.core.console import warning
 from headway.run.directory.ledger import Ledger, UnwritableLedger
 from headway.telemetry.goodput import Goodput, goodput_before
 from headway.telemetry.record import open_run
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 
 class GoodputKeeper(Callback):

@@ -207,7 +207,14 @@ class Ledger:
         Raises:
             CheckpointError: The ledger is broken.
         """
-        copied = self._copied_lines()
+        # The lines up to the last beginning.
+        copied: list[dict[str, Any]] = []
+        since: list[dict[str, Any]] = []
+        for record in self._records():
+            since.append(record)
+            if record.get("kind") == BEGINNING:
+                copied += since
+                since = []
         known = {canonical_json({key: value for key, value in line.items() if key != "time"}) for line in copied}
         commits = [commit for commit in self.commits() if commit.last_step <= step]
         if not commits or commits[-1].last_step != step:
@@ -218,17 +225,6 @@ class Ledger:
             *({"kind": "commit", **_without_unknown(commit)} for commit in commits),
         ]
         return [*copied, *(line for line in lines if canonical_json(line) not in known)]
-
-    def _copied_lines(self) -> list[dict[str, Any]]:
-        """Return the lines up to the last beginning."""
-        copied: list[dict[str, Any]] = []
-        since: list[dict[str, Any]] = []
-        for record in self._records():
-            since.append(record)
-            if record.get("kind") == BEGINNING:
-                copied += since
-                since = []
-        return copied
 
     def begin_segment(self, attempt: int, segment: Mapping[str, Any]) -> None:
         """Record a segment, which replaces all others from its first step on.

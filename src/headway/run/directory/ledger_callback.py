@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.checkpoint.lineage import UNKNOWN, ancestors, origin_of
 from headway.checkpoint.save.fence import OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome
-from headway.checkpoint.store import CheckpointInfo, CheckpointStore
+from headway.checkpoint.store import CheckpointStore
 from headway.config.sections.segments import Segment
 from headway.core.console import warning
 from headway.run.directory.ledger import (
@@ -21,11 +20,8 @@ from headway.run.directory.ledger import (
     plan_fingerprint,
 )
 from headway.telemetry.record import Run
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.training.health.decisions import Decision
-    from headway.training.job import Job
+from headway.training.health.decisions import Decision
+from headway.training.job import Callback, Job
 
 
 class LedgerKeeper(Callback):
@@ -55,7 +51,13 @@ class LedgerKeeper(Callback):
         self._may_write()
         step = job.state.cursor.step
         self._note_segments(job)
-        self._decide_as_before(job, step)
+        # Record decisions that only the checkpoint knows, since they were made with the run on another disk.
+        known = decided(self._ledger)
+        for first, last in job.state.skipped_ranges:
+            if (first, last) not in known:
+                self._ledger.decide(
+                    self._attempt, first, last, "rollback", f"decided elsewhere, as checkpoint step-{step:08d} says"
+                )
         self._strike(step, f"attempt {self._attempt} had to start from step {step}")
         self._catch_up(job, step)
 
@@ -102,29 +104,11 @@ class LedgerKeeper(Callback):
         for segment in wanted[min(same, len(wanted) - 1) :]:
             self._ledger.begin_segment(self._attempt, segment.model_dump(mode="json"))
 
-    def _decide_as_before(self, job: Job, step: int) -> None:
-        """Record decisions that only the checkpoint knows, since they were made with the run on another disk."""
-        known = decided(self._ledger)
-        for first, last in job.state.skipped_ranges:
-            if (first, last) not in known:
-                self._ledger.decide(
-                    self._attempt, first, last, "rollback", f"decided elsewhere, as checkpoint step-{step:08d} says"
-                )
-
     def _strike(self, step: int, reason: str) -> bool:
         """Strike the commits that did not lead to the checkpoint of a step; return whether there were any."""
-        kept = self._kept_step(step)
-        if self._ledger.committed_step <= kept:
-            return False
-        self._ledger.rollback(kept, reason)
-        return True
-
-    def _kept_step(self, step: int) -> int:
-        """Return the last step up to which the commits are of the attempts that led to the checkpoint of a step.
-
-        A checkpoint may have outlived a rollback by a later attempt, which has trained and committed its steps again. A
-        run that starts from it has not come that way.
-        """
+        # The last step up to which the commits are of the attempts that led to the checkpoint of a step. A checkpoint
+        # may have outlived a rollback by a later attempt, which has trained and committed its steps again. A run that
+        # starts from it has not come that way.
         origins = {info.step: origin_of(info.context) for info in self._store.list()}
         commits = self._ledger.commits()
         kept = step
@@ -133,7 +117,10 @@ class LedgerKeeper(Callback):
             if origin.attempt is not None and trained_by - {origin.attempt}:
                 kept = origin.start
             step = origin.start
-        return kept
+        if self._ledger.committed_step <= kept:
+            return False
+        self._ledger.rollback(kept, reason)
+        return True
 
     def _catch_up(self, job: Job, step: int) -> None:
         """Commit the steps of existing checkpoints up to a step.
@@ -148,15 +135,12 @@ class LedgerKeeper(Callback):
         line = ancestors({info.step: origin_of(info.context) for info in infos})
         for info in infos:
             if info.step in line and self._ledger.committed_step < info.step:
-                self._take_over(job, info, run)
-
-    def _take_over(self, job: Job, info: CheckpointInfo, run: Run) -> None:
-        attempt = int(info.context.get("attempt", self._attempt))
-        first = self._ledger.committed_step
-        if not run.has_done(attempt, info.step):
-            why = f"{info.path.name} is of attempt {attempt} elsewhere: nothing here tells of its steps"
-            self._ledger.decide(self._attempt, first, info.step, TAKEN_OVER, why)
-        self._commit(job, info.step, attempt)
+                attempt = int(info.context.get("attempt", self._attempt))
+                first = self._ledger.committed_step
+                if not run.has_done(attempt, info.step):
+                    why = f"{info.path.name} is of attempt {attempt} elsewhere: nothing here tells of its steps"
+                    self._ledger.decide(self._attempt, first, info.step, TAKEN_OVER, why)
+                self._commit(job, info.step, attempt)
 
     def _commit(self, job: Job, step: int, attempt: int) -> None:
         self._may_write()

@@ -19,6 +19,7 @@ from headway.config import Config, DataConfig, load_resolved
 from headway.config.sections.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
+from headway.core.files.foreign import read_json_or_empty
 from headway.core.format import plural
 from headway.data.feeding.plan import RowPlan
 from headway.data.feeding.segmented import dataset_plan, describe_rows, plan_of
@@ -39,7 +40,7 @@ from headway.run.directory.ledger import (
 from headway.run.directory.ledger_beginning import AttemptSteps, Beginning
 from headway.run.directory.ledger_run import checkpoints_of_others, recorded_facts, restored_from_others
 from headway.run.directory.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
-from headway.telemetry.record import Run, as_int, as_text, dig, open_run, read_json
+from headway.telemetry.record import Run, as_int, as_text, dig, open_run
 
 #: Largest number of rows, of the run or of an epoch of all sources, for which every row is checked by default.
 LOOK_AT = 100_000_000
@@ -220,7 +221,7 @@ def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
 
 
 def _manifest(record: Run, step: int) -> Any:
-    return read_json(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
+    return read_json_or_empty(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
 
 
 def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:

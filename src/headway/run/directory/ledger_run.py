@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_FILE, RUN_ID, in_words, run_record
-from headway.telemetry.record import RESTORED, Run, dig, read_json
+from headway.core.files.foreign import read_json_or_empty
+from headway.telemetry.record import RESTORED, Run, dig
 
 
 def checkpoints_of_others(record: Run, taken_over: Collection[int]) -> Iterator[str]:
@@ -49,7 +50,7 @@ def restored_from_others(record: Run, begun_at: Collection[int]) -> Iterator[str
 
 def _contexts(record: Run) -> Iterator[tuple[int, dict[str, Any]]]:
     for checkpoint in record.checkpoints:
-        manifest = read_json(record.path / "checkpoints" / f"step-{checkpoint.step:08d}" / "manifest.json")
+        manifest = read_json_or_empty(record.path / "checkpoints" / f"step-{checkpoint.step:08d}" / "manifest.json")
         context = manifest.get("context")
         if isinstance(context, dict):
             yield checkpoint.step, context
@@ -59,7 +60,7 @@ def recorded_facts(record: Run) -> Iterator[dict[str, Any]]:
     """Yield `run.json` of the run and of each of its attempts."""
     yield record.facts
     for path in record.path.glob(f"attempts/*/{RUN_FILE}"):
-        yield read_json(path)
+        yield read_json_or_empty(path)
 
 
 def _restored(record: Run) -> set[int | None]:

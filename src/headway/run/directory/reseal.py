@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from headway.checkpoint.format.folders import checkpoint_folders
 from headway.checkpoint.format.manifest import step_name
@@ -54,7 +53,14 @@ def reseal(run: RunDirectory, command: str) -> Resealed:
             write_json(run.path / RESEALING_FILE, {"from": old.name, "to": new.name})
             done = Resealed()
             for folder in (run.checkpoints, *sorted((run.path / ASIDE).glob("*"))):
-                _reseal_here(folder, old, new, done)
+                # Change the keys of the checkpoints in a folder.
+                Publisher(folder).clear_leftovers()
+                for step in checkpoint_folders(folder).values():
+                    try:
+                        found = done.changed if reseal_folder(step, old, new) else done.left
+                        found.append(str(step))
+                    except CheckpointError as error:
+                        done.failed.append(error)
             # A file that was sent under the old key must not be part of a checkpoint of the new one.
             for journal in run.path.glob(UPLOADS):
                 journal.unlink()
@@ -66,17 +72,6 @@ def reseal(run: RunDirectory, command: str) -> Resealed:
         finally:
             attempt.withdraw()
     return done
-
-
-def _reseal_here(folder: Path, old: Keys, new: Keys, done: Resealed) -> None:
-    """Change the keys of the checkpoints in a folder."""
-    Publisher(folder).clear_leftovers()
-    for step in checkpoint_folders(folder).values():
-        try:
-            found = done.changed if reseal_folder(step, old, new) else done.left
-            found.append(str(step))
-        except CheckpointError as error:
-            done.failed.append(error)
 
 
 def _reseal_there(

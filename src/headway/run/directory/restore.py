@@ -194,12 +194,19 @@ def _bring(
         wanted = _newest_step(run, source, options) if step is None else step
         for manifest in _manifests(source, options, wanted):
             _check_up_to_date(run, manifest, source)
-            if config is not None:
-                _check_same_config(config, manifest, source)
-        taken = wanted in checkpoint_folders(run.checkpoints)
-        # A download replaces a damaged checkpoint itself, once it is complete.
-        if taken and not is_url(source) and _verifies(Path(source), wanted):
-            _discard_damaged(run, wanted)
+            made_with = manifest.context.get(IDENTITY)
+            if config is not None and made_with not in (None, fingerprint(identity(config))):
+                raise ConfigError(
+                    f"the checkpoint of step {manifest.step} was made with another config than this run",
+                    where=source,
+                    fix="restore it into a run of its own, under another name",
+                )
+        present = checkpoint_folders(run.checkpoints).get(wanted)
+        # A download replaces a damaged checkpoint itself, once it is complete. A good one of another state stays.
+        replaces = present is not None and not is_url(source) and _verifies(Path(source), wanted)
+        if present is not None and replaces and not verify_checkpoint(present).good:
+            console.warning(f"replacing {present}, which does not verify")
+            discard(present)
         (found,) = copy_checkpoints(source, str(run.checkpoints), wanted, options, replace_damaged=True)
         return found.manifest
     remote = config.checkpoint.remote if config is not None else None
@@ -277,26 +284,9 @@ def _manifests(source: str, options: dict[str, Any], step: int) -> list[Manifest
     return [read_manifest(folder) for s, folder in local_folders(Path(source)).items() if s == step]
 
 
-def _check_same_config(config: Config, manifest: Manifest, source: str) -> None:
-    if manifest.context.get(IDENTITY) not in (None, fingerprint(identity(config))):
-        raise ConfigError(
-            f"the checkpoint of step {manifest.step} was made with another config than this run",
-            where=source,
-            fix="restore it into a run of its own, under another name",
-        )
-
-
 def _verifies(source: Path, step: int) -> bool:
     folder = local_folders(source).get(step)
     return folder is not None and verify_checkpoint(folder).good
-
-
-def _discard_damaged(run: RunDirectory, step: int) -> None:
-    """Discard a damaged checkpoint of the step to restore; a good one of another state stays."""
-    folder = checkpoint_folders(run.checkpoints).get(step)
-    if folder is not None and not verify_checkpoint(folder).good:
-        console.warning(f"replacing {folder}, which does not verify")
-        discard(folder)
 
 
 def _acquire_tier(config: Config | None, run: RunDirectory, attempt: Attempt) -> RemoteTier | None:

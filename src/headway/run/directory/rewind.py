@@ -10,27 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from headway.checkpoint.discovery import bring_earlier
 from headway.checkpoint.format.folders import pruning
 from headway.checkpoint.lineage import PARENT, parent_record
 from headway.checkpoint.remote.tier import RemoteTier
 from headway.checkpoint.skipped_ranges import LEFT_OUT, Ranges, is_outdated, ranges_of
-from headway.checkpoint.store import CheckpointStore
+from headway.checkpoint.store import CheckpointInfo, CheckpointStore
 from headway.checkpoint.verify_across_hosts import check_same_on_all_hosts
 from headway.config.sections.segments import SEGMENTS, Segment, first_difference, up_to
 from headway.core.console import warning
 from headway.core.process.waiting import VISIBILITY_TIMEOUT
+from headway.parallel.world import World
 from headway.run.directory.ledger import Ledger, decided
 from headway.training.average import AVERAGE
+from headway.training.job import Job
 from headway.training.setup.precision import begin_scaling
 from headway.training.state import TrainState
-
-if TYPE_CHECKING:
-    from headway.checkpoint.store import CheckpointInfo
-    from headway.parallel.world import World
-    from headway.training.job import Job
 
 
 class CheckpointRewinder:

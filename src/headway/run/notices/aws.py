@@ -63,7 +63,11 @@ class Aws:
         """Fetch a document, and renew the token if it has expired."""
         for fresh in (False, True):
             if fresh or self._token is None:
-                self._token = self._new_token()
+                headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
+                answer = ask(f"{self._endpoint}/latest/api/token", headers, method="PUT")
+                if answer.status != 200 or not answer.text.isascii() or not 0 < len(answer.text) < 1024:
+                    raise Unavailable(f"status {answer.status} for a token")
+                self._token = answer.text
             url = f"{self._endpoint}/latest/meta-data/{document}"
             answer = ask(url, {"X-aws-ec2-metadata-token": self._token})
             if answer.status != 401:
@@ -71,13 +75,6 @@ class Aws:
         if answer.status not in (200, 404):
             raise Unavailable(f"status {answer.status} for {document}")
         return answer
-
-    def _new_token(self) -> str:
-        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
-        answer = ask(f"{self._endpoint}/latest/api/token", headers, method="PUT")
-        if answer.status != 200 or not answer.text.isascii() or not 0 < len(answer.text) < 1024:
-            raise Unavailable(f"status {answer.status} for a token")
-        return answer.text
 
 
 def _unix_seconds(text: object) -> float | None:

@@ -48,7 +48,12 @@ class Azure:
     def check(self) -> Notice | None:
         """Return the next event of this machine, or None."""
         if self._machine is None:
-            self._machine = self._machine_name()
+            answer = ask(
+                f"{self._endpoint}/metadata/instance/compute/name?api-version=2021-02-01&format=text", _HEADERS
+            )
+            if answer.status != 200 or not answer.text:
+                raise Unavailable(f"status {answer.status} for the machine's name")
+            self._machine = answer.text
         answer = ask(self._events, _HEADERS)
         if answer.status != 200:
             raise Unavailable(f"status {answer.status} for scheduled events")
@@ -71,12 +76,6 @@ class Azure:
     @property
     def _events(self) -> str:
         return f"{self._endpoint}/metadata/scheduledevents?api-version=2020-07-01"
-
-    def _machine_name(self) -> str:
-        answer = ask(f"{self._endpoint}/metadata/instance/compute/name?api-version=2021-02-01&format=text", _HEADERS)
-        if answer.status != 200 or not answer.text:
-            raise Unavailable(f"status {answer.status} for the machine's name")
-        return answer.text
 
     def _concerns(self, event: dict[str, Any]) -> bool:
         resources = event.get("Resources")

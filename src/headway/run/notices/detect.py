@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from headway.config import PreemptionConfig
+from headway.config.sections.preemption import NoticeSource
 from headway.core.machine.system import Machine
 from headway.run.notices.aws import AWS, Aws
 from headway.run.notices.azure import AZURE, Azure
 from headway.run.notices.gcp import GCP, VALUES, Gcp
 from headway.run.notices.slurm import Slurm
 from headway.run.notices.source import Source
-
-if TYPE_CHECKING:
-    from headway.config import PreemptionConfig
-    from headway.config.sections.preemption import NoticeSource
 
 _DMI = "/sys/class/dmi/id"
 

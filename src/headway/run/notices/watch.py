@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from headway.config import PreemptionConfig
 from headway.core.console import notice as say
 from headway.core.console import warning
 from headway.core.coordination.preemption_board import Notice, post
@@ -19,9 +19,6 @@ from headway.core.machine.system import Machine
 from headway.run.notices.detect import make_sources
 from headway.run.notices.metadata import Unavailable
 from headway.run.notices.source import Source
-
-if TYPE_CHECKING:
-    from headway.config import PreemptionConfig
 
 #: Longest pause after failures: of a source that never answered, and of one that did, since its notice may be short.
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -116,7 +113,10 @@ class _Watcher:
                 self._answered = True
                 self._failures = 0
             except Exception as error:  # a failure here must not disturb training
-                self._failed(error)
+                self._failures += 1
+                if self._failures == 3:  # one or two may be transient
+                    what = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+                    warning(f"{self._source.name} does not answer ({what}), so no notice can arrive; still trying")
             self._closing.wait(self._pause())
 
     def _ask(self) -> None:
@@ -128,12 +128,6 @@ class _Watcher:
             return  # there is time, and the notice may yet be called off
         self._on_notice(found)
         self._handed.append(found)
-
-    def _failed(self, error: Exception) -> None:
-        self._failures += 1
-        if self._failures == 3:  # one or two may be transient
-            what = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
-            warning(f"{self._source.name} does not answer ({what}), so no notice can arrive; still trying")
 
     def _pause(self) -> float:
         longest = _LONGEST_PAUSE_OF_KNOWN_SECONDS if self._answered else _LONGEST_PAUSE_SECONDS

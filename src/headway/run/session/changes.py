@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from headway.config import Config, changes, load_resolved
 from headway.config.sections.segments import PartRows, Segment
@@ -21,14 +20,12 @@ from headway.data.feeding.split import SplitRows
 from headway.data.feeding.training_rows import row_lengths, store_parts
 from headway.data.growth import Lost, locate
 from headway.data.pinned import pinned
+from headway.data.store import TokenStore
 from headway.data.used_by import kept_manifest
 from headway.run.directory.beginning import config_at_beginning
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
 from headway.run.session.attempt import ACCEPT, RunOptions, check_changes, counted_for, newest_manifest
-
-if TYPE_CHECKING:
-    from headway.data.store import TokenStore
 
 
 @dataclass(frozen=True)
@@ -41,34 +38,9 @@ class Joined:
     """Description of the new data."""
 
 
-class RunData(Protocol):
-    """The data that a run would be trained on."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the current data."""
-        ...
-
-    def rows(self, config: Config, data: str) -> PartRows | None:
-        """Return the rows of data with a fingerprint, as one part; None if they are no longer known."""
-        ...
-
-    def is_there(self, data: str) -> bool:
-        """Return whether data with a fingerprint can still be read."""
-        ...
-
-    def grown(self, config: Config, last: Segment) -> Joined:
-        """Return the current data, after that of a segment.
-
-        Raises:
-            DataError: not all data that the segment knows is part of it.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class StoreData:
-    """`RunData` of a token store."""
+    """The token store that a run would be trained on."""
 
     config: Config
     store: TokenStore
@@ -79,19 +51,25 @@ class StoreData:
         return self.store.fingerprint
 
     def rows(self, config: Config, data: str) -> PartRows | None:
-        """Count rows by the manifest, which the store or the run directory has."""
+        """Return the rows of data with a fingerprint, as one part, by its manifest; None if neither the store nor the
+        run directory has that."""
         store = self._known(data)
         return None if store is None else part_rows(config, [store])
 
     def is_there(self, data: str) -> bool:
-        """Return whether the run has kept the manifest, and the store all its shards."""
+        """Return whether data with a fingerprint can be read: the run has kept the manifest, and the store all its
+        shards."""
         with suppress(DataError):
             pinned(self.store, self.config.run_directory, data)
             return True
         return False
 
     def grown(self, config: Config, last: Segment) -> Joined:
-        """Return the parts that the segment knows, and all other data as one more part."""
+        """Return the parts that the segment knows, and all other data as one more part.
+
+        Raises:
+            DataError: not all data that the segment knows is there.
+        """
         known = self._known(last.data)
         if known is None:
             raise _lost(self.fingerprint, last, "the run has not kept its manifest", str(self.store.path))
@@ -118,7 +96,7 @@ class StoreData:
 
 @dataclass(frozen=True)
 class DatasetData:
-    """`RunData` of a map-style dataset, which grows at its end."""
+    """The map-style dataset that a run would be trained on; it grows at its end."""
 
     count: int
     fingerprint: str
@@ -136,13 +114,20 @@ class DatasetData:
         return data == self.fingerprint
 
     def grown(self, config: Config, last: Segment) -> Joined:
-        """Return the rows that were appended after those that the segment knows."""
+        """Return the rows that were appended after those that the segment knows.
+
+        Raises:
+            DataError: there are fewer than it knows.
+        """
         known = last.rows[DATASET][1]
         more = self.count - sum(known)
         if more < 0:
             raise _lost(self.fingerprint, last, f"the dataset has {-more:,} fewer rows", DATASET)
         rows = {DATASET: {1: [*known, more]}}
         return Joined(rows, [{}] * len(known), f"{more:,} more rows of '{DATASET}'")
+
+
+RunData = StoreData | DatasetData
 
 
 def _lost(now: str, last: Segment, why: str, where: str) -> DataError:
@@ -283,7 +268,6 @@ def _recount(config: Config, last: Segment, data: RunData) -> PartRows:
     """Count the rows of unchanged data for a config that may have other lengths or another packing."""
     if isinstance(data, DatasetData):
         return last.rows
-    assert isinstance(data, StoreData), "there are two kinds"
     store = pinned(data.store, config.run_directory, last.data)
     return part_rows(config, store_parts(store, last))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.core.console import warning
 from headway.core.machine.system import Machine
@@ -16,10 +15,7 @@ from headway.training.conditions.gpus import Gpus
 from headway.training.conditions.memory import Memory
 from headway.training.conditions.processors import Processors
 from headway.training.conditions.system import SystemRecord
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 
 def conditions(

@@ -109,7 +109,9 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(int(order["parent"]),), name="headway-parent", daemon=True).start()
     if order["nice"]:
         os.nice(int(order["nice"]))
-        _be_first_out_of_memory()
+        # Have the kernel end this process, and not the training beside it, when the machine's memory is used up.
+        with suppress(OSError):  # not Linux
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     model = Path(order["model"])
     step = order["step"]
     try:
@@ -143,12 +145,6 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     os._exit(1)
-
-
-def _be_first_out_of_memory() -> None:
-    """Have the kernel end this process, and not the training beside it, when the machine's memory is used up."""
-    with suppress(OSError):  # not Linux
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -13,23 +13,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
+from headway.checkpoint.save.outcomes import Outcome
 from headway.config.sections.benchmarks import AFTER, BenchmarksConfig, is_file
 from headway.core.console import notice, warning
 from headway.core.coordination.launch_variables import OF_A_WORKER
 from headway.core.errors import ConfigError, HeadwayError, missing_extra
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import read_json_object
+from headway.core.files.foreign import read_json_object, read_json_or_empty
 from headway.core.format import format_seconds
 from headway.core.process.command import module_command
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.checkpoint.save.outcomes import Outcome
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 #: Of a run directory: a file of results for each step that was measured.
 FOLDER = "benchmarks"
@@ -169,7 +166,7 @@ class BenchmarkProcess:
         except BaseException:
             self.stop()
             raise
-        why = self._failure()
+        why = read_json_or_empty(self.output.with_suffix(_FAILURE))  # empty if it was killed, or did not fail
         self._remove_order()
         if code == 0:
             try:
@@ -181,13 +178,6 @@ class BenchmarkProcess:
         if place := why.get("where"):
             what = f"{what} ({place})"
         raise HeadwayError(what, where=str(self.log), fix=str(why.get("fix") or _FIX))
-
-    def _failure(self) -> dict[str, Any]:
-        """Return what the process says of its failure; empty if it was killed, or did not fail."""
-        try:
-            return read_json_object(self.output.with_suffix(_FAILURE))
-        except (OSError, ValueError):
-            return {}
 
     def stop(self) -> None:
         """End it, with the processes that it has started."""

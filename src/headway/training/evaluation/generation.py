@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from headway.core.console import warning
 from headway.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headway.models.decoder import Decoder
-    from headway.models.hub.transformers_model import TransformersModel
+from headway.models.decoder import Decoder
+from headway.models.hub.transformers_model import TransformersModel
 
 #: The range of seeds that PyTorch's generators accept.
 _LEAST_SEED = -(2**63)

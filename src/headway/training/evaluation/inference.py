@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -28,10 +28,12 @@ from headway.data.tokenizing.files import has_tokenizer
 from headway.data.tokenizing.library import UnencodableTextError
 from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.models.build import build_any_model, build_pretrained
+from headway.models.decoder import Decoder
 from headway.models.finite import check_finite
 from headway.models.hub.compressed import is_quantized, load_quantized
 from headway.models.hub.export import export_transformers_model
 from headway.models.hub.folder import base_folder, is_model_folder
+from headway.models.hub.transformers_model import TransformersModel
 from headway.models.huggingface.export import export_model
 from headway.parallel.world import World, pick_device
 from headway.training.evaluation.evaluate import Evaluation, evaluate
@@ -39,10 +41,6 @@ from headway.training.evaluation.generation import generate, stream_text
 from headway.training.setup.trial import is_out_of_memory
 from headway.training.state import model_tensors
 from headway.training.task import LANGUAGE_MODELLING
-
-if TYPE_CHECKING:
-    from headway.models.decoder import Decoder
-    from headway.models.hub.transformers_model import TransformersModel
 
 
 @dataclass(frozen=True)

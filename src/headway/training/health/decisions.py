@@ -15,12 +15,10 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from headway.config.sections.health import HealthConfig
 from headway.telemetry.anomalies import is_spike
-
-if TYPE_CHECKING:
-    from headway.config.sections.health import HealthConfig
 
 Action = Literal["warn", "skip", "rollback", "stop"]
 

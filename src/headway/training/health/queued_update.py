@@ -15,11 +15,11 @@ from torch import nn
 
 from headway.core.coordination.heartbeat import exchanging
 from headway.parallel.blocks import local_part
+from headway.parallel.world import World
+from headway.training.assembled import Assembled
 from headway.training.optimizer import scales_while_updating, update_unless
 
 if TYPE_CHECKING:
-    from headway.parallel.world import World
-    from headway.training.assembled import Assembled
     from headway.training.state import TrainState
 
 #: Devices whose work the host queues ahead.

@@ -15,7 +15,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,11 +23,8 @@ from torch import nn
 from headway.core.errors import CorruptionError
 from headway.core.process.faults import fault_point
 from headway.parallel.blocks import local_part
-from headway.training.state import kept_buffers
-
-if TYPE_CHECKING:
-    from headway.parallel.world import World
-    from headway.training.state import TrainState
+from headway.parallel.world import World
+from headway.training.state import TrainState, kept_buffers
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

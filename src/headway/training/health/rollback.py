@@ -10,11 +10,11 @@ from headway.core.console import warning
 from headway.core.coordination.heartbeat import Phase, beat
 from headway.core.errors import CheckpointError, DivergedError
 from headway.core.process.faults import fault_point
+from headway.training.job import Job
 
 if TYPE_CHECKING:
     from headway.data.feeding.prefetch import Prefetcher
     from headway.training.health.decisions import Decision
-    from headway.training.job import Job
     from headway.training.step import StepResult
 
 

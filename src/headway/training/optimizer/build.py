@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from headway.config import OptimizerConfig
 from headway.config.optimizers import LIGHT_OPTIMIZER, find_optimizer
 from headway.config.strategies import simplest_strategy
 from headway.core.errors import ConfigError
@@ -31,8 +32,6 @@ from headway.training.optimizer.whole_vectors import WholeVectorAdamW
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-
-    from headway.config import OptimizerConfig
 
 _NO_GROUP = OwnGroup(0)
 _HOST = torch.device("cpu")

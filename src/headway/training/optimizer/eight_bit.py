@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from headway.config import OptimizerConfig
 from headway.config.optimizers import DEFAULT_OPTIMIZER
 from headway.core.eight_bit import block_size
 from headway.parallel.blocks import cut_like, local_part
 from headway.training.setup.torchao_import import importing_torchao
-
-if TYPE_CHECKING:
-    from headway.config import OptimizerConfig
 
 
 def eight_bit_adamw(config: OptimizerConfig, groups: Sequence[dict[str, Any]], device: torch.device) -> Optimizer:

@@ -42,7 +42,18 @@ def own_groups(model: nn.Module, make: MakeGroups) -> dict[str, OwnGroup]:
     names = {p: name for name, p in model.named_parameters()}
     found: dict[str, OwnGroup] = {}
     for number, given in enumerate(make(model), 1):
-        group = _group(number, given)
+        unknown = [key for key in given if key not in _KEYS]
+        if unknown:
+            raise _unfit(number, f"has the key {unknown[0]}", f"keys are {', '.join(_KEYS)}")
+        for key in ("lr_scale", "weight_decay", "max_grad_norm"):
+            value = given.get(key)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+                raise _unfit(number, f"has {key} {value!r}", "give a number that is not negative")
+        if given.get("optimizer") is not None:
+            find_optimizer(str(given["optimizer"]))
+        group = OwnGroup(
+            number, **{key: value for key, value in given.items() if key != "params" and value is not None}
+        )
         for p in _parameters(number, given):
             if p not in names:
                 raise _unfit(number, "has a parameter that is not the model's", "take them from the model that it gets")
@@ -59,19 +70,6 @@ def limits_of(groups: Mapping[str, OwnGroup]) -> tuple[float | None, ...]:
     if all(limit is None for limit in own.values()):
         return ()
     return (None, *(own.get(number) for number in range(1, max(own) + 1)))
-
-
-def _group(number: int, given: Mapping[str, Any]) -> OwnGroup:
-    unknown = [key for key in given if key not in _KEYS]
-    if unknown:
-        raise _unfit(number, f"has the key {unknown[0]}", f"keys are {', '.join(_KEYS)}")
-    for key in ("lr_scale", "weight_decay", "max_grad_norm"):
-        value = given.get(key)
-        if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-            raise _unfit(number, f"has {key} {value!r}", "give a number that is not negative")
-    if given.get("optimizer") is not None:
-        find_optimizer(str(given["optimizer"]))
-    return OwnGroup(number, **{key: value for key, value in given.items() if key != "params" and value is not None})
 
 
 def _parameters(number: int, given: Mapping[str, Any]) -> list[nn.Parameter]:

@@ -17,11 +17,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from headway.core.statistics import covered
-from headway.training.job import Callback
+from headway.training.job import Callback, Job
 
 if TYPE_CHECKING:
     from headway.training.health.decisions import Decision
-    from headway.training.job import Job
 
 _STEP = "headway.step"
 #: A collective as the host began it, with the shapes of its tensors; with gloo also when it ran.

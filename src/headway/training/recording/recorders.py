@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headway.checkpoint.format.manifest import hash_tensors, state_hash_of
 from headway.checkpoint.save.fence import OwnerUnknown
 from headway.checkpoint.save.outcomes import Outcome, Upload
+from headway.config import CheckpointConfig
 from headway.config.sections.checkpoint import EVALUATED
 from headway.core.console import warning
 from headway.core.files.atomic import append_json_line
@@ -20,11 +20,7 @@ from headway.telemetry.line import StatusLine
 from headway.telemetry.metrics import MetricsLog
 from headway.telemetry.record import stored_bytes
 from headway.training.evaluation.evaluate import Evaluation
-from headway.training.job import Callback
-
-if TYPE_CHECKING:
-    from headway.config import CheckpointConfig
-    from headway.training.job import Job
+from headway.training.job import Callback, Job
 
 
 class Recorder(Callback):

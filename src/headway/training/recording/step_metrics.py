@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from headway.core.coordination.heartbeat import Phase, beat
 from headway.telemetry.hardware import device_name, peak_flops, peak_memory_gib
 from headway.telemetry.metrics import LEFT_OUT, WITHOUT_TARGET
+from headway.training.job import Job
 
 if TYPE_CHECKING:
     from headway.data.feeding.prefetch import Prefetcher
-    from headway.training.job import Job
     from headway.training.step import StepResult
 
 

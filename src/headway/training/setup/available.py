@@ -6,10 +6,10 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from headway.config import OptimizerConfig, StrategySpec, TrainConfig
 from headway.core.errors import ConfigError
 from headway.core.format import counted
 from headway.core.machine.system import Machine
@@ -17,10 +17,6 @@ from headway.telemetry.arithmetic import cpu_bf16_speed
 from headway.telemetry.gpus import nvidia_devices
 from headway.training.optimizer import check_offload
 from headway.training.setup.precision import check_present
-
-if TYPE_CHECKING:
-    from headway.config import OptimizerConfig, StrategySpec, TrainConfig
-
 
 #: Attention of transformers that needs a package: its module and its name. Not what transformers would fetch from the
 #: Hub instead, which is code of others.
@@ -77,7 +73,19 @@ def check_available(
     if optimizer.offload and not strategy.offloads_itself:
         check_offload(device)
     if train.compiles and device.type == "cuda":
-        _check_compiler()
+        # Check that Triton can build the small C programs that start compiled code on a GPU. Slim containers cannot.
+        # With `train.compile: auto` the trial fails, reports that, and the run is not compiled.
+        lacking = []
+        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+            lacking.append("a C compiler")
+        if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
+            lacking.append("Python's header files")
+        if lacking:
+            raise ConfigError(
+                f"torch.compile for GPUs needs {' and '.join(lacking)}, which this machine does not have",
+                where="train.compile",
+                fix="install gcc and the headers (Debian: apt install gcc python3-dev), or train.compile=false",
+            )
 
 
 def check_attention(attention: str, precision: str, device: torch.device) -> None:
@@ -96,22 +104,4 @@ def check_attention(attention: str, precision: str, device: torch.device) -> Non
     if lacks is not None:
         raise ConfigError(
             f"attention '{attention}' {lacks}", where="model.attention, train.device", fix="model.attention=sdpa"
-        )
-
-
-def _check_compiler() -> None:
-    """Check that Triton can build the small C programs that start compiled code on a GPU.
-
-    Slim containers cannot. With `train.compile: auto` the trial fails, reports that, and the run is not compiled.
-    """
-    lacking = []
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        lacking.append("a C compiler")
-    if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
-        lacking.append("Python's header files")
-    if lacking:
-        raise ConfigError(
-            f"torch.compile for GPUs needs {' and '.join(lacking)}, which this machine does not have",
-            where="train.compile",
-            fix="install gcc and the headers (Debian: apt install gcc python3-dev), or train.compile=false",
         )

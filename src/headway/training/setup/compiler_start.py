@@ -50,7 +50,16 @@ def _cache_instruction_checks() -> None:
 
         def loads(isa: VecISA, library: str) -> bool:
             note = Path(f"{library}.loaded")
-            needed = _loaded_with(Path(library))
+            # A fingerprint of the library, of PyTorch's and of the C library, by what is cheap to read.
+            pytorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+            files = [file.stat() for file in (Path(library), pytorch) if file.exists()]
+            needed = fingerprint(
+                {
+                    "pytorch": str(pytorch),
+                    "files": [(file.st_size, file.st_mtime_ns) for file in files],
+                    "libc": os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None,
+                }
+            )
             with suppress(OSError):
                 if note.read_text() == needed:
                     return True
@@ -61,16 +70,3 @@ def _cache_instruction_checks() -> None:
             return loaded
 
         VecISA._probe_load = loads  # type: ignore[assignment, method-assign]
-
-
-def _loaded_with(library: Path) -> str:
-    """Return a fingerprint of the library, of PyTorch's and of the C library, by what is cheap to read."""
-    pytorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    files = [file.stat() for file in (library, pytorch) if file.exists()]
-    return fingerprint(
-        {
-            "pytorch": str(pytorch),
-            "files": [(file.st_size, file.st_mtime_ns) for file in files],
-            "libc": os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None,
-        }
-    )

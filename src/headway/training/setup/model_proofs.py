@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
+from headway.config import ModelConfig
 from headway.config.derived.experts import balance_in_words
 from headway.core.console import notice, warning, write_log
-from headway.core.errors import ConfigError
+from headway.core.errors import ConfigError, in_one_line
 from headway.core.types import IGNORE_TARGET, MicroBatch
 from headway.models.hub.small import small_instance
 from headway.models.hub.transformers_model import TransformersModel
@@ -24,9 +25,6 @@ from headway.training.setup.precision import autocast
 from headway.training.setup.trial import compute_gradients
 from headway.training.state import kept_buffers
 from headway.training.task import to_device
-
-if TYPE_CHECKING:
-    from headway.config import ModelConfig
 
 #: Key of a manifest's context.
 PROOFS = "model_proofs"
@@ -82,9 +80,8 @@ def prove_model(assembled: Assembled, kept: Mapping[str, Any] | None) -> dict[st
             if config.determinism != "off":
                 _check_repeats(assembled, batch)
     except NotImplementedError as error:
-        words = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{type(model.causal).__name__} cannot be trained here: {words or type(error).__name__}",
+            f"{type(model.causal).__name__} cannot be trained here: {in_one_line(error, 200)}",
             where="model.from_pretrained",
             fix="another train.device, or another model",
         ) from error

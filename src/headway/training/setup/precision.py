@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from headway.config import TrainConfig
 from headway.core.errors import ConfigError
 from headway.core.model_protocol import HasOutputProjection
 from headway.telemetry.arithmetic import set_fp32_products
 from headway.training.setup.torchao_import import importing_torchao
 
 if TYPE_CHECKING:
-    from headway.config import TrainConfig
     from headway.training.state import Cursor
 
 #: Precision -> (compute capability that a GPU needs, nearest precision to take instead).

@@ -8,12 +8,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headway.config import OptimizerConfig, ParallelConfig, TrainConfig
 from headway.config.derived.mesh import effective_strategy
 from headway.config.optimizers import find_optimizer
 from headway.config.strategies import find_strategy, simplest_strategy
@@ -29,9 +30,6 @@ from headway.training.setup.precision import autocast
 from headway.training.state import TrainState, kept_buffers
 from headway.training.step import backward, prepare_own_losses
 from headway.training.task import to_device
-
-if TYPE_CHECKING:
-    from headway.config import OptimizerConfig, ParallelConfig, TrainConfig
 
 #: Texts of errors without a type of their own: two of the host's, CUDA's outside of PyTorch's allocator, cuBLAS's.
 _OUT_OF_MEMORY = (
