@@ -16,7 +16,7 @@ help:
 	@echo "make test-waiting  the tests that wait, time and kill, ROUNDS times (3) beside BUSY busy processes (4)"
 	@echo "make lint        ruff, mypy, import-linter"
 	@echo "make lock        write bazel/requirements.txt by uv"
-	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (about 5 minutes)"
+	@echo "make bench       small comparisons with others, held against benchmarks/ratios.json (12 to 25 minutes)"
 	@echo "make bench-accept  take what is measured now as the ratios to keep"
 	@echo "make fuzz        edit files that others may have written, and read them (FUZZ_SECONDS each, 300)"
 	@echo "make smoke       100 steps of configs/smoke.yaml, and its checkpoint verified"
