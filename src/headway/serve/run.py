@@ -114,10 +114,12 @@ def _load(path: Path, source: Source, options: EngineOptions, metrics: Metrics, 
     engine = Engine(trained, options.rows, exact=options.exact)
     engine.start()
     assert engine.steps is not None
-    ways = ["alone"]
-    if engine.steps.sizes != (1,):
+    most = engine.steps.sizes[-1]
+    if most == 1:
+        notice(f"{label}: one sequence at a time")
+    else:
         ways = sorted(set(engine.steps.ways.values()))
-    notice(f"{label}: batches of up to {engine.steps.sizes[-1]} sequences, matrices multiplied {', '.join(ways)}")
+        notice(f"{label}: up to {most} sequences in a batch; ways to multiply: {', '.join(ways)}")
     return NativeBackend(
         trained,
         engine,
