@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +18,7 @@ import pytest
 from headway.cli import main as command
 from headway.core.errors import DataError, HeadwayError
 from headway.core.process import exit as process_exit
+from headway.lab.bench import measure as bench_measure
 from headway.lab.bench import worker as bench
 from headway.lab.doctor import communication
 from headway.lab.doctor import communication_worker as doctor
@@ -60,18 +63,18 @@ def failing(error: Exception) -> Callable[..., NoReturn]:
 @pytest.mark.parametrize(("error", "code"), [(DataError("a row is missing"), 3), (RuntimeError("a bug"), 1)])
 def test_a_worker_of_the_benchmark(on_gpus: pytest.MonkeyPatch, error: Exception, code: int) -> None:
     on_gpus.setattr(bench.Spec, "read", lambda path: None)
-    on_gpus.setattr(bench, "measure", failing(error))
+    on_gpus.setattr(bench_measure, "measure", failing(error))
     with pytest.raises(AtOnce, match=str(code)):
         bench.run_worker(Path("spec.json"))
 
 
 def test_a_worker_that_measures_communication(on_gpus: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("{}")
+    plan = communication.Plan(device="cpu", sizes_bytes=(1,))
+    (tmp_path / "plan.json").write_text(json.dumps(asdict(plan)))
     on_gpus.setattr(doctor, "begin_process", lambda: None)
     on_gpus.setattr(os, "dup2", lambda *_: None)
     on_gpus.setenv("RANK", "0")
     on_gpus.setattr("sys.argv", ["worker", str(tmp_path)])
-    on_gpus.setattr(communication.Plan, "from_json", lambda values: None)
     on_gpus.setattr(communication, "measure_communication", failing(HeadwayError("worker 0 lost the others: timeout")))
     with pytest.raises(AtOnce, match="1"):
         doctor.main()
@@ -125,15 +128,14 @@ MAINS = {
         "from headway.run.session import session; from headway.run.supervisor import worker\n"
         "session.run_in_this_process = lambda *_, **__: joined()\n"
         "from headway.config import Config\n"
-        "import headway.config\n"
-        "headway.config.load_config = lambda path: Config()\n"
+        "session.load_config = lambda path: Config()\n"
         "worker.report_to = lambda *_: None\n"
         "worker.main()"
     ),
     "benchmark": (
-        "from headway.lab.bench import worker\n"
+        "from headway.lab.bench import measure, worker\n"
         "worker.Spec.read = lambda path: None\n"
-        "worker.measure = lambda spec: joined()\n"
+        "measure.measure = lambda spec: joined()\n"
         "worker.main()"
     ),
     "profile": ("from headway.lab.profiling import worker\nworker._profile = lambda *_: joined()\nworker.main()"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from headway.api.start.recipe.finish import export, sample
 from headway.api.training import leave_report, train
 from headway.config import load_config
 from headway.config.arguments import OverridesArgument
@@ -91,6 +90,7 @@ def _without_bf16() -> list[str]:
 
 
 def _after_training(config: Config) -> None:
+    from headway.api.start.recipe.finish import export, sample  # loads PyTorch
     from headway.training.evaluation.inference import evaluate_trained, load_trained
 
     run = config.run_directory

@@ -138,8 +138,7 @@ class _Trainings:
         hashes = [(step, tensors) for step, tensors in self._hashes(name) if step <= self._steps]
         if code not in (0, 75) or {step for step, _ in hashes} != set(range(self._steps + 1)):
             raise self._failed(name, f"ended with exit code {code} before it had recorded {self._steps} steps", code)
-        checkpoints = CheckpointStore(self._folder / name / "checkpoints").list()
-        trained = checkpoints[-1].context.get("world_size") if checkpoints else None
+        trained = self._workers(name)
         if trained != workers:
             raise self._failed(name, f"was to have {counted(workers, 'worker')}, but had {trained}")
         if kill_at is not None and [step for step, _ in hashes].count(0) > 1:
@@ -150,6 +149,11 @@ class _Trainings:
         """Return the state hash of the last step, as `headway checkpoints list` shows it."""
         records = {r["step"]: r["state_sha256"] for r in self._records(name)}
         return str(records[self._steps])
+
+    def _workers(self, name: str) -> int | None:
+        """Return the number of workers that made the last checkpoint."""
+        checkpoints = CheckpointStore(self._folder / name / "checkpoints").list()
+        return checkpoints[-1].context.get("world_size") if checkpoints else None
 
     def _hashes(self, name: str) -> Hashes:
         return [(r["step"], r["tensors"]) for r in self._records(name)]

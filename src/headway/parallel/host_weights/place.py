@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
 from headway.parallel.blocks import block_of
-from headway.parallel.host_weights.engine import HostWeights
 from headway.parallel.materialize import allocate, materialize
 from headway.parallel.strategy import Strategy
 from headway.parallel.world import World
+
+if TYPE_CHECKING:
+    from headway.parallel.host_weights.engine import HostWeights  # loads distributed tensors
 
 
 @torch.no_grad()

@@ -27,7 +27,15 @@ from headway.core.format import format_seconds
 _FROM_OUTSIDE = (1, 2, 10, 15, 30) if sys.platform == "linux" else (1, 2, 15, 30)
 
 #: Modules of `headway.run.supervisor` between a command and a worker.
-_STARTERS = ("agent", "attempt_client", "attempt_monitor", "attempt_process", "supervisor", "worker")
+_STARTERS = (
+    "agent",
+    "attempt_client",
+    "attempt_monitor",
+    "attempt_process",
+    "attempt_training",
+    "supervisor",
+    "worker",
+)
 
 #: A frame in a dump of `faulthandler`: `  File "/x/y.py", line 3 in name`.
 _DUMP_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
@@ -213,5 +221,5 @@ def _is_own(file: str) -> bool:
 
 
 _HEADWAY = Path(__file__).resolve().parents[2]
-_STARTING = ("__main__.py", "cli", "api.py", *(f"run/supervisor/{name}.py" for name in _STARTERS))
+_STARTING = ("__main__.py", "cli", "api", *(f"run/supervisor/{name}.py" for name in _STARTERS))
 _LIBRARIES: Sequence[str] = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
