@@ -90,8 +90,9 @@ WAITING ?= tests/faults tests/distributed/test_distributed_elastic.py tests/dist
 	$(wildcard tests/unit/checkpoint/test_checkpoint_*writer*.py) tests/unit/checkpoint/test_checkpoint_several_machines.py \
 	$(addprefix tests/unit/core/test_core_,alerts.py faults.py files.py process_exit.py scratch.py signals.py \
 	storage_client.py timeout_writer.py) \
-	$(addprefix tests/unit/data/,feeding/test_data_prefetch.py preparing/test_data_in_use.py tokenizing/test_data_waiting.py) \
-	tests/unit/run/directory/test_runs_cancel.py tests/unit/run/directory/test_runs_run_directory.py tests/unit/run/directory/test_runs_take_up.py \
+	tests/unit/data/feeding/test_data_prefetch.py tests/unit/text/preparing/test_data_in_use.py \
+	tests/unit/text/tokenizing/test_text_waiting.py \
+	$(addprefix tests/unit/run/directory/test_runs_,cancel.py fetch_records.py run_directory.py) \
 	tests/unit/tracking/test_tracking_exporter.py tests/unit/tracking/test_tracking_follower.py \
 	tests/unit/training/test_training_conditions.py tests/unit/training/test_training_loop.py
 

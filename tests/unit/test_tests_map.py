@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -28,6 +29,16 @@ def test_the_map_names_only_what_exists() -> None:
     text = (TESTS / "README.md").read_text(encoding="utf-8")
     assert len(names_in(text)) > 100
     assert missing(text) == []
+
+
+def test_the_tests_that_wait_exist() -> None:
+    """`make test-waiting` would end at a file that has moved, and no other target reads this list."""
+    rule = "print-waiting: ; @echo $(WAITING)"
+    command = ["make", "--silent", "--file=Makefile", f"--eval={rule}", "print-waiting"]
+    done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=True)
+    names = done.stdout.split()
+    assert len(names) > 20
+    assert [name for name in names if not (TESTS.parent / name).exists()] == []
 
 
 def test_a_name_that_is_wrong_is_found() -> None:
