@@ -6,6 +6,7 @@ counts become lengths of files and arrays. So each is checked once, when the man
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -25,13 +26,12 @@ MOST_TOKENS = 2**53
 
 _WIDTHS = {"uint16": 2**16, "uint32": 2**32}
 _LONGEST_NAME = 255
-_NOT_IN_NAMES = frozenset("/\\\0")
+_PLAIN_NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 
 
 def _single_component(name: str) -> str:
     """Check that a name is a single path component that is not hidden."""
-    is_one_part = not name.startswith(".") and _NOT_IN_NAMES.isdisjoint(name)
-    if not name or not is_one_part or len(name.encode()) > _LONGEST_NAME:
+    if not _PLAIN_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
         raise ValueError("it is not a valid name of a file or folder")
     return name
 
@@ -125,7 +125,7 @@ class _Split(_Part):
 
 
 class _Manifest(_Part):
-    """What preparation, training and inspection rely on. Other keys are allowed."""
+    """The keys that preparation, training and inspection rely on; others are allowed."""
 
     dtype: Literal["uint16", "uint32"]
     tokenizer: _Tokenizer
