@@ -12,14 +12,14 @@ from typing import Any, Literal
 from headway.checkpoint.retention import Rules
 from headway.core.console import warning
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_text
+from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_json_or_empty, read_text
 from headway.core.files.scratch import scratch_folder
 from headway.core.hub import is_on_hub, snapshot, split_hub_name
 from headway.models.hub.folder import is_adapter, open_folder, pinned_source
 from headway.models.hub.push import CARD
 from headway.run.directory.ledger_proof import LedgerProof, prove
 from headway.telemetry.model_card import card_facts
-from headway.telemetry.record import Run, as_text, dig, is_run, open_run, read_json
+from headway.telemetry.record import Run, as_text, dig, is_run, open_run
 from headway.training.evaluation.benchmarks import results_path
 from headway.training.evaluation.inference import TrainedModel, export_trained, load_trained
 
@@ -84,7 +84,7 @@ def gathered(model: str, options: ExportOptions) -> Iterator[Gathered]:
 
 
 def _of_folder(folder: Path, source: Mapping[str, Any]) -> Gathered:
-    base = read_json(folder / "adapter_config.json", SETTINGS_BYTES).get("base_model_name_or_path")
+    base = read_json_or_empty(folder / "adapter_config.json", SETTINGS_BYTES).get("base_model_name_or_path")
     parent = base if isinstance(base, str) and not Path(base).is_absolute() else None
     return Gathered(folder, source, parent=parent, licence=_licence(folder))
 
@@ -193,7 +193,7 @@ def metrics_at(run: Run, step: int) -> dict[str, float]:
 
 def benchmark_results(path: Path) -> dict[str, dict[str, float]]:
     """Return the results in a file that `headway benchmark --json` or a run has written; empty without one."""
-    results = read_json(path, SETTINGS_BYTES).get("results")
+    results = read_json_or_empty(path, SETTINGS_BYTES).get("results")
     if not isinstance(results, dict):
         return {}
     found: dict[str, dict[str, float]] = {}

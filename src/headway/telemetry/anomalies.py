@@ -93,7 +93,8 @@ class AnomalyWatch:
         """Add the next record that counts, and return the events that begin with it."""
         # As in `Metrics`; in the same attempt only a rollback does it.
         goes_back = step < self._step or (step == self._step and LEFT_OUT in record)
-        self._step, self._time = step, measured(record, "time") or self._time
+        self._step = step
+        self._time = measured(record, "time") or self._time
         events: list[Event] = []
         if attempt != self._attempt:
             self._attempt = attempt

@@ -12,11 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import as_number
+from headway.core.files.foreign import as_number, read_json_or_empty
 from headway.core.files.paths import user_cache
 from headway.core.machine.cores import usable_cores
 from headway.core.machine.processor import cpu_name
-from headway.telemetry.record import read_json
 
 #: Elements of a measurement; its four tensors are larger than the caches of a processor.
 _ELEMENTS = 2**25
@@ -42,7 +41,7 @@ def measure_host_updates() -> float | None:
 
 def kept_host_updates() -> float | None:
     """Return the kept bytes per second of updates; None if none were measured with these cores."""
-    kept = read_json(_file())
+    kept = read_json_or_empty(_file())
     rate = as_number(kept.get("bytes_per_second"))
     is_same = all(kept.get(key) == value for key, value in _identity().items())
     return rate if is_same and rate is not None and rate > 0 else None

@@ -23,7 +23,12 @@ from headway.core.coordination.lease import read_lease
 from headway.core.coordination.outcomes import BUDGET_REACHED, CANCELLED, FAILED, FINISHED, PREEMPTED
 from headway.core.credentials.secrets import redact_arguments, redact_values
 from headway.core.errors import CheckpointError, ConfigError
-from headway.core.files.foreign import LISTING_BYTES, as_number, read_json_lines, read_json_object, read_text
+from headway.core.files.foreign import (
+    as_number,
+    read_json_lines,
+    read_json_or_empty,
+    read_text,
+)
 from headway.core.machine.system import host_name
 from headway.telemetry.metrics import FILE_NAME, Metrics, Span, read_metrics, read_records
 from headway.telemetry.work import Work
@@ -107,7 +112,7 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """`run.json`, without credentials as well; empty when it cannot be read."""
-        return dict(redact_values(read_json(self.path / "run.json")))
+        return dict(redact_values(read_json_or_empty(self.path / "run.json")))
 
     @property
     def metrics(self) -> Metrics:
@@ -167,7 +172,8 @@ class Run:
     def attempt_records(self) -> dict[int, dict[str, Any]]:
         """`attempt.json` by attempt number, rising."""
         folders = [path for path in (self.path / "attempts").glob("*") if path.name.isdigit()]
-        return {int(path.name): read_json(path / "attempt.json") for path in sorted(folders, key=lambda p: int(p.name))}
+        in_order = sorted(folders, key=lambda path: int(path.name))
+        return {int(path.name): read_json_or_empty(path / "attempt.json") for path in in_order}
 
     @cached_property
     def attempts(self) -> list[Attempt]:
@@ -193,7 +199,7 @@ class Run:
     def checkpoints(self) -> list[Checkpoint]:
         """Checkpoints by rising step; their bytes are not verified."""
         manifests = sorted((self.path / "checkpoints").glob("step-*/manifest.json"))
-        found = [_checkpoint(read_json(path)) for path in manifests]
+        found = [_checkpoint(read_json_or_empty(path)) for path in manifests]
         return sorted((item for item in found if item is not None), key=lambda item: item.step)
 
     @property
@@ -216,7 +222,8 @@ class Run:
         # A relative path is relative to the folder in which the run was started.
         started_in = self.facts.get("folder")
         folders = [Path(started_in)] if isinstance(started_in, str) else []
-        return next((m for folder in [*folders, Path()] if (m := read_json(folder / store / "manifest.json"))), {})
+        manifests = (read_json_or_empty(folder / store / "manifest.json") for folder in [*folders, Path()])
+        return next(filter(None, manifests), {})
 
     def get(self, key: str) -> Any:
         """Return a value of the config by its dotted key; None if it is absent."""
@@ -368,14 +375,6 @@ def stored_bytes(run: Path) -> int:
         with suppress(OSError):  # it may be deleted meanwhile
             found += file.stat().st_size
     return found
-
-
-def read_json(path: Path, most: int = LISTING_BYTES) -> dict[str, Any]:
-    """Read a JSON object of at most so many bytes; empty if it cannot be read."""
-    try:
-        return read_json_object(path, most)
-    except (OSError, ValueError):
-        return {}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

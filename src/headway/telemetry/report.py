@@ -15,7 +15,7 @@ from headway.config.sections.early_stopping import EarlyStoppingConfig, reason_t
 from headway.core.coordination.outcomes import FINISHED
 from headway.core.credentials.secrets import redact_arguments
 from headway.core.files.atomic import write_text
-from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_bytes
+from headway.core.files.foreign import SETTINGS_BYTES, as_number, read_bytes, read_json_or_empty
 from headway.core.format import UNKNOWN, counted, format_bytes, format_count, format_seconds
 from headway.telemetry import html
 from headway.telemetry.anomalies import AnomalyWatch, Episode, Episodes
@@ -31,7 +31,6 @@ from headway.telemetry.record import (
     as_text,
     dig,
     open_run,
-    read_json,
 )
 from headway.telemetry.summary import (
     Summary,
@@ -379,7 +378,7 @@ def _benchmarks(run: Run) -> str:
     rows = []
     settings = []
     for path in sorted((run.path / "benchmarks").glob("step-*.json")):
-        found = read_json(path)
+        found = read_json_or_empty(path)
         results = found.get("results")
         for task, values in results.items() if isinstance(results, dict) else ():
             for name, value in values.items() if isinstance(values, dict) else ():

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from headway.core.errors import ConfigError
 from headway.core.files.atomic import write_json
-from headway.core.files.foreign import SETTINGS_BYTES
+from headway.core.files.foreign import SETTINGS_BYTES, read_json_or_empty
 from headway.core.format import printable
-from headway.telemetry.record import read_json
 
 FILE_NAME = "tags.json"
 #: Most tags of a run, and most characters of a tag and of a note.
@@ -29,7 +28,7 @@ class Tags:
 
 def read_tags(run: Path) -> Tags:
     """Return the tags of a run directory; none where there is no file, and what cannot be read is left out."""
-    found = read_json(run / FILE_NAME, SETTINGS_BYTES)
+    found = read_json_or_empty(run / FILE_NAME, SETTINGS_BYTES)
     tags = found.get("tags")
     note = found.get("note")
     words = [word for word in tags if isinstance(word, str)] if isinstance(tags, list) else []

@@ -25,8 +25,8 @@ from headway.config.sections.track import ModelUpload, WandbConfig
 from headway.core.credentials.secrets import redact
 from headway.core.errors import ConfigError, needing
 from headway.core.files.atomic import sync_folder, write_json
+from headway.core.files.foreign import read_json_or_empty
 from headway.core.files.hashes import fingerprint
-from headway.telemetry.record import read_json
 from headway.tracking.cursor import FOLDER
 from headway.tracking.run_model import CARD_FILE
 from headway.tracking.sink import (
@@ -283,7 +283,7 @@ class OfflineWandbSink(WandbSink):
 
     def _last_step(self, folder: Path) -> int:
         """Return the last step in a folder; -1 if it is another tracker's, or of a version that did not say."""
-        found = read_json(folder / _SPAN_FILE)
+        found = read_json_or_empty(folder / _SPAN_FILE)
         last = found.get("last_step")
         return last if found.get("target") == self._target and isinstance(last, int) else -1
 

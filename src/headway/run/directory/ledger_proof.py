@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from headway.checkpoint.run_identity import RUN_ID, in_words, run_record
 from headway.config import Config, DataConfig, load_resolved
 from headway.config.sections.segments import Segment, up_to
 from headway.core.console import progress
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.files.foreign import read_json_or_empty
 from headway.core.format import plural
 from headway.data.feeding.plan import RowPlan
 from headway.data.feeding.segmented import dataset_plan, describe_rows, plan_of
@@ -38,7 +36,7 @@ from headway.run.directory.ledger import (
     plan_fingerprint,
 )
 from headway.run.directory.ledger_beginning import AttemptSteps, Beginning
-from headway.run.directory.ledger_run import checkpoints_of_others, recorded_facts, restored_from_others
+from headway.run.directory.ledger_run import checkpoints_of_others, manifest_of, recorded_facts, restored_from_others
 from headway.run.directory.row_count import EpochCount, RowCount, count_by_looking, count_by_plan, without
 from headway.telemetry.record import Run, as_int, as_text, dig, open_run
 
@@ -159,7 +157,7 @@ def prove(run: Path, store: Path | None = None, every_row: bool | None = None) -
     proof.restored = list(restored_from_others(record, begun_at))
     proof.checkpoint_step = max((checkpoint.step for checkpoint in record.checkpoints), default=None)
     if proof.checkpoint_step is not None:
-        cursor = dig(_manifest(record, proof.checkpoint_step), "cursor")
+        cursor = dig(manifest_of(record, proof.checkpoint_step), "cursor")
         proof.not_updated = sum(as_int(dig(cursor, key)) or 0 for key in ("skipped_steps", "steps_without_target"))
     proof.problems += [
         *_ends_problems(proof),
@@ -209,7 +207,7 @@ def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
     step = proof.checkpoint_step
     if step is None:
         return
-    manifest = _manifest(record, step)
+    manifest = manifest_of(record, step)
     skipped = dig(manifest, "context", "left_out") or []
     # A change of the run may have cut a range short right after the checkpoint.
     made_with = set(up_to([(int(first), int(last)) for first, last in skipped], step))
@@ -218,10 +216,6 @@ def _decision_problems(proof: LedgerProof, record: Run) -> Iterator[str]:
         yield f"step-{step:08d} skips steps {first:,} to {last - 1:,}, for which the ledger has no decision"
     for first, last in sorted(decided - made_with):
         yield f"step-{step:08d} was trained on the rows of steps {first:,} to {last - 1:,}, which the ledger skips"
-
-
-def _manifest(record: Run, step: int) -> Any:
-    return read_json_or_empty(record.path / "checkpoints" / f"step-{step:08d}" / "manifest.json")
 
 
 def _attempt_problems(proof: LedgerProof, record: Run) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from headway.checkpoint.format.manifest import MANIFEST, step_name
 from headway.checkpoint.run_identity import IDENTITY, OF_RUN, RUN_FILE, RUN_ID, in_words, run_record
 from headway.core.files.foreign import read_json_or_empty
 from headway.telemetry.record import RESTORED, Run, dig
@@ -50,10 +51,14 @@ def restored_from_others(record: Run, begun_at: Collection[int]) -> Iterator[str
 
 def _contexts(record: Run) -> Iterator[tuple[int, dict[str, Any]]]:
     for checkpoint in record.checkpoints:
-        manifest = read_json_or_empty(record.path / "checkpoints" / f"step-{checkpoint.step:08d}" / "manifest.json")
-        context = manifest.get("context")
+        context = manifest_of(record, checkpoint.step).get("context")
         if isinstance(context, dict):
             yield checkpoint.step, context
+
+
+def manifest_of(record: Run, step: int) -> dict[str, Any]:
+    """Return the manifest of a run's checkpoint; empty if there is none that can be read."""
+    return read_json_or_empty(record.path / "checkpoints" / step_name(step) / MANIFEST)
 
 
 def recorded_facts(record: Run) -> Iterator[dict[str, Any]]:

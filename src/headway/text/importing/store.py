@@ -26,7 +26,7 @@ from headway.data.tokenizing.tokenizer import Tokenizer
 from headway.text.importing import datatrove, megatron, nanogpt
 from headway.text.importing.documents import SPLIT_RULE, Counts, DocumentWriter, ShardSeries
 from headway.text.importing.files import ImportSource, TokenFile, read_blocks
-from headway.text.preparing.building import building, check_not_foreign, explaining_os_errors, publish
+from headway.text.preparing.building import building, check_not_foreign, publish, writing_store
 from headway.text.preparing.manifest import head_json, part_json
 from headway.text.preparing.pieces import SPLITS
 from headway.text.preparing.prepare import settled_bound
@@ -257,7 +257,7 @@ def import_store(
         raise ConfigError("there is a token store already", where=str(output), fix="--force replaces it")
     check_not_in_use(output)
     fix = "free space there, or choose another place; an existing store is unchanged"
-    with explaining_os_errors(output, fix), building(output, resumes=False) as folder:
+    with writing_store(output, fix), building(output, resumes=False) as folder:
         manifest, counts = _build(plan, folder, shard_bytes)
         publish(folder, output)
     weights = {source.name: source.weight for source in plan.sources if source.weight is not None}

@@ -6,10 +6,10 @@ import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from headway.core.errors import DataError, fix_for
+from headway.core.errors import DataError, explaining_os_errors
 from headway.core.files.atomic import exchange, sync_folder
 from headway.core.files.locks import is_at, locked_folder
 from headway.core.process.faults import fault_point
@@ -178,14 +178,9 @@ def _move_user_files(old: Path, store: Path) -> None:
             path.rename(store / path.name)
 
 
-@contextmanager
-def explaining_os_errors(store: Path, fix: str) -> Iterator[None]:
-    """Turn an OSError in a block that writes a store into a DataError with a fix."""
-    try:
-        yield
-    except OSError as error:
-        what = f"the token store cannot be written: {error.strerror or error}"
-        raise DataError(what, where=str(store), fix=fix_for(error, fix)) from error
+def writing_store(store: Path, fix: str) -> AbstractContextManager[None]:
+    """Turn an error of the system in a block that writes a store into a DataError with a fix."""
+    return explaining_os_errors(DataError, "the token store cannot be written", store, fix)
 
 
 def check_not_foreign(store: Path) -> None:

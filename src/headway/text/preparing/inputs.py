@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
-from headway.core.files.foreign import LISTING_BYTES, readable_json_object
+from headway.core.files.foreign import LISTING_BYTES, read_json_or_empty, readable_json_object
 from headway.text.preparing.units import Unit
 from headway.text.reading.pieces import Piece
 from headway.text.reading.places import SourceFile, open_file, stamp_of, unreadable
@@ -44,7 +44,7 @@ class InputHashes:
     def __init__(self, *memories: Path, keep: Path | None = None, fresh: bool = False) -> None:
         self._known: dict[str, list[Any]] = {}
         for memory in () if fresh else memories:
-            self._known |= readable_json_object(memory, LISTING_BYTES) or {}
+            self._known |= read_json_or_empty(memory)
         self._keep = keep
         self._unsaved_bytes = 0
         self._used: dict[str, list[Any]] = {}

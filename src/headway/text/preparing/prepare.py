@@ -32,7 +32,7 @@ from headway.data.tokenizing.encoders import choose_encoder
 from headway.data.used_by import Use, uses_of
 from headway.text.clean import describe_steps
 from headway.text.preparing.build import Builder, Outcome
-from headway.text.preparing.building import building, check_not_foreign, explaining_os_errors, publish
+from headway.text.preparing.building import building, check_not_foreign, publish, writing_store
 from headway.text.preparing.encode import open_chat_encoder
 from headway.text.preparing.inputs import InputHashes
 from headway.text.preparing.manifest import inputs_json, manifest_json
@@ -101,7 +101,7 @@ def prepare(
     sources = find_sources(data.sources, iterables, data.max_document_bytes)
     _warn_of_empty_files(sources)
     count = _worker_count(workers or data.workers, sources)
-    with building(path) as folder, explaining_os_errors(path, _DISK_FIX):
+    with building(path) as folder, writing_store(path, _DISK_FIX):
         # Opened without a check: damaged parts are made again, and the trained vocabulary stays.
         present = TokenStore.open(path, check=False) if not force and (path / MANIFEST).exists() else None
         hashes = InputHashes(path / _HASHES, folder / _HASHES, keep=folder / _HASHES, fresh=force)

@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.config.sections.data import MAX_DOCUMENT_BYTES
 from headway.core.files.atomic import atomic_write, write_json
-from headway.core.files.foreign import LISTING_BYTES, readable_json_object
+from headway.core.files.foreign import LISTING_BYTES, read_json_or_empty, readable_json_object
 from headway.core.files.hashes import fingerprint
 from headway.core.files.paths import link_or_copy
 from headway.core.statistics import add_counts
@@ -48,7 +48,7 @@ def recorded_encoder(store: Path) -> str | None:
     It is None for a copy without the files that only preparation needs, for an imported store, and for a store older
     than these records.
     """
-    name = (readable_json_object(store / _ENCODER, LISTING_BYTES) or {}).get("encoder")
+    name = read_json_or_empty(store / _ENCODER).get("encoder")
     return name if isinstance(name, str) else None
 
 

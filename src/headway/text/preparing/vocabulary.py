@@ -14,7 +14,7 @@ from headway.config.sections.data import DataConfig
 from headway.core.console import Progress, notice, progress
 from headway.core.errors import DataError
 from headway.core.files.atomic import atomic_write
-from headway.core.files.foreign import read_bytes, readable_json_object
+from headway.core.files.foreign import SETTINGS_BYTES, read_bytes, read_json_or_empty, readable_json_object
 from headway.core.files.hashes import canonical_json, fingerprint
 from headway.core.format import format_bytes
 from headway.data.store import TokenStore, file_problem
@@ -229,7 +229,7 @@ def _remember(folder: Path, record: dict[str, Any]) -> None:
 
 def _record(place: Path) -> dict[str, Any]:
     """Read the record of how a store's vocabulary was trained; it is empty if there is none."""
-    return readable_json_object(place / TRAINED) or {}
+    return read_json_or_empty(place / TRAINED, SETTINGS_BYTES)
 
 
 def _shares_input(present: TokenStore, data: DataConfig, sources: Sequence[Source], hashes: InputHashes) -> bool:
