@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 
 #: Characters that stores keep of the description of a version.
 _DESCRIPTION = 5000
@@ -45,10 +45,8 @@ def open_client(uri: str, what: str) -> Any:
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # a request that is repeated unseen could arrive twice
-    try:
+    with needing("mlflow-skinny", "mlflow", what):
         from mlflow import MlflowClient
-    except ImportError:
-        raise missing_extra("mlflow-skinny", "mlflow", what) from None
     return MlflowClient(tracking_uri=uri)
 
 
@@ -64,14 +62,12 @@ def log_model(client: Any, run: Any, folder: Path, step: int | None = None) -> s
     Raises:
         ConfigError: a package is missing, or it is no exported model.
     """
-    try:
+    with needing("transformers", "mlflow,hf", "a model in MLflow"):
         import mlflow.transformers
         from mlflow.entities import LoggedModelOutput
         from mlflow.models import ModelSignature
         from mlflow.types import ColSpec, Schema
         from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise missing_extra("transformers", "mlflow,hf", "a model in MLflow") from None
     if not (folder / "config.json").is_file():
         raise ConfigError(
             "this is no exported model: it has no config.json",

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from headway.config import Config
 from headway.config.derived.deepspeed import engine_settings
 from headway.config.strategies import simplest_strategy
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 from headway.core.model_protocol import HasOutputProjection
 from headway.core.process.exit import keep_gloo_threads
 from headway.core.types import Block
@@ -252,10 +252,8 @@ def _ready_library(world: World) -> Any:
     # DeepSpeed chooses the device type on import; by default it would use any GPU that it finds.
     os.environ["DS_ACCELERATOR"] = world.device.type
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
-    try:
+    with needing("deepspeed", "deepspeed", "a strategy of DeepSpeed"):
         import deepspeed
-    except ImportError as error:
-        raise missing_extra("deepspeed", "deepspeed", "a strategy of DeepSpeed") from error
     # Its shared-memory all-reduce is for inference only; compiling it at initialisation would take a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # It calls functions by names that PyTorch has deprecated, and PyTorch warns at every call.

@@ -20,7 +20,7 @@ import numpy as np
 from headway.clouds.launchers.ray_job import runtime_environment
 from headway.config import Config
 from headway.core.console import notice, warning
-from headway.core.errors import ConfigError, DataError, HeadwayError, missing_extra
+from headway.core.errors import ConfigError, DataError, HeadwayError, needing
 from headway.core.files.atomic import atomic_write
 from headway.core.format import counted
 from headway.core.user_command import suggest
@@ -65,10 +65,8 @@ class RayPool:
         Raises:
             ConfigError: Ray is not installed, or there is no cluster.
         """
-        try:
+        with needing("ray", "ray", "data prepare --on ray"):
             import ray
-        except ImportError:
-            raise missing_extra("ray", "ray", "data prepare --on ray") from None
         if not ray.is_initialized():
             self._connect(ray)
 

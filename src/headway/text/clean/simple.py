@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from headway.config.sections.clean import LengthStep, UnicodeStep
-from headway.core.errors import missing_extra
+from headway.core.errors import needing
 from headway.text.clean.base import Step
 from headway.text.clean.counts import Drop
 
@@ -61,10 +61,8 @@ class Unicode(Step):
 
 
 def _mojibake_repair() -> Callable[[str], str]:
-    try:
+    with needing("ftfy", "clean", "repairing mojibake (the step `unicode`)"):
         import ftfy
-    except ImportError:
-        raise missing_extra("ftfy", "clean", "repairing mojibake (the step `unicode`)") from None
 
     # Fix only encodings: the library's other repairs would, for example, straighten quotes. Work line by line, as its
     # `fix_text` does: lines may have different errors, and ASCII lines, nearly all in English text, need no repair.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from headway.core.errors import missing_extra
+from headway.core.errors import needing
 from headway.text.reading.archives import HEAD_BYTES, check_text
 from headway.text.reading.documents import ContentError
 from headway.text.reading.places import SourceFile, open_file
@@ -171,10 +171,8 @@ def is_damage(error: BaseException) -> bool:
 
 
 def _zstandard(name: str) -> Any:
-    try:
+    with needing("zstandard", "zstd", f"reading {name}"):
         import zstandard
-    except ImportError:
-        raise missing_extra("zstandard", "zstd", f"reading {name}") from None
     return zstandard
 
 

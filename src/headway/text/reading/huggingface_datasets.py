@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.config.sections.data import SourceConfig
 from headway.config.template import CHAT
-from headway.core.errors import ConfigError, DataError, causes, missing_extra, refusal
+from headway.core.errors import ConfigError, DataError, causes, needing, refusal
 from headway.core.files.foreign import SETTINGS_BYTES, parse_json
 from headway.core.format import format_bytes, printable
 from headway.core.storage import credentials_fix, kind_of
@@ -50,10 +50,8 @@ def check_installed(path: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    try:
+    with needing("datasets", "datasets", f"reading {path}"):
         import datasets  # noqa: F401
-    except ImportError:
-        raise missing_extra("datasets", "datasets", f"reading {path}") from None
 
 
 def find_named(config: SourceConfig) -> Found:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.config.template import CHAT
-from headway.core.errors import DataError, missing_extra
+from headway.core.errors import DataError, needing
 from headway.core.format import counted, format_bytes
 from headway.text.reading.compression import is_damage
 from headway.text.reading.conversations import check_layout
@@ -463,9 +463,7 @@ def import_pyarrow(file: Place) -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
+    with needing("pyarrow", "parquet", f"reading {file.name}"):
         import pyarrow as arrow
         import pyarrow.ipc
-    except ImportError:
-        raise missing_extra("pyarrow", "parquet", f"reading {file.name}") from None
     return arrow
