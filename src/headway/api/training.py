@@ -16,6 +16,7 @@ from headway.core.console import is_first_worker, notice, warning
 from headway.core.coordination.launched import world_size_from_environment
 from headway.core.errors import ConfigError
 from headway.core.functions import name_of_function
+from headway.core.process.variables import ONE_THREAD, with_variables
 from headway.data.in_use import in_use
 from headway.run.directory.ledger import Ledger
 from headway.run.directory.run_directory import RunDirectory
@@ -193,7 +194,6 @@ def _in_steps(config: Config, options: RunOptions, own_process: bool) -> Config:
         # The checks before preparation need a length; nothing that is prepared depends on it.
         assumed = config.train.over(rows=10**6)
         _prepare(config.model_copy(update={"train": assumed}), options, own_process)
-    from headway.core.process.variables import ONE_THREAD, with_variables
     from headway.data.epochs import in_steps
 
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
@@ -224,7 +224,6 @@ def _check_importable(config: Config) -> None:
 
 
 def _begin_from(source: Path, config: Config, options: RunOptions) -> RunOptions:
-    from headway.core.process.variables import ONE_THREAD, with_variables
     from headway.run.session.attempt import preemptible
 
     with preemptible(), with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
@@ -271,8 +270,6 @@ def _with_precision(config: Config, restart: bool) -> Config:
     """Choose the precision where the config leaves that open, and load PyTorch for nothing else."""
     if config.train.precision != "auto":
         return config
-    from headway.core.process.variables import ONE_THREAD, with_variables
-
     with with_variables(ONE_THREAD):  # NumPy's threads would prevent copies of this process
         from headway.run.session.precision import with_precision
     return with_precision(config, restart=restart)

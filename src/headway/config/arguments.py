@@ -1,4 +1,4 @@
-"""What verbs take of a config: its file and overrides, times as it writes them, options of a storage."""
+"""Arguments of verbs: the config and its overrides, times, options of a storage."""
 
 from __future__ import annotations
 

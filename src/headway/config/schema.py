@@ -169,7 +169,7 @@ class TelemetryConfig(Section):
 
 @dataclass(frozen=True)
 class RowSettings:
-    """What of a config determines the rows of its steps."""
+    """The values of a config that determine the rows of its steps."""
 
     seed: int
     data: DataConfig
@@ -177,7 +177,7 @@ class RowSettings:
     segments: Sequence[Segment]
     """The parts of a run that was changed; empty for one that was not."""
     sections: Sequence[tuple[DataConfig, TrainConfig]]
-    """What determines rows in each segment."""
+    """The sections of each segment that determine its rows."""
 
 
 class Config(Section):
@@ -299,13 +299,13 @@ class Config(Section):
 
     @property
     def segment_sections(self) -> list[tuple[DataConfig, TrainConfig]]:
-        """What determines rows in each segment."""
+        """The sections of each segment that determine its rows."""
         configs = map(self.of_segment, range(len(self.segments)))
         return [(one.data, one.train) for one in configs]
 
     @property
     def row_settings(self) -> RowSettings:
-        """What determines the rows of its steps."""
+        """The values that determine the rows of its steps."""
         return RowSettings(self.seed, self.data, self.train, self.segments, self.segment_sections)
 
     def of_segment(self, number: int) -> Config:

@@ -1,1 +1,1 @@
-"""What happens before a run begins: its config from a folder of text, the checks, its token store."""
+"""Begin a run: make its config from a folder of text, check it, and prepare its token store."""

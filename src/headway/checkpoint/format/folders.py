@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from headway.checkpoint.format.manifest import step_of
 from headway.core.files.atomic import exchange, sync_folder
+from headway.core.files.locks import locked_folder
 from headway.core.process.faults import fault_point
 
 #: Prefix of a save in progress, and of a checkpoint that is being removed. Readers ignore both.
@@ -39,15 +38,10 @@ def pruning(directory: Path) -> Iterator[None]:
     The search for a checkpoint to roll back to takes this lock too, so that the one it finds is not removed meanwhile.
     A file system without locks gives no such protection.
     """
-    descriptor = -1
-    try:
+    with ExitStack() as lock:
         with suppress(OSError):
-            descriptor = os.open(directory, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock.enter_context(locked_folder(directory))
         yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def discard(folder: Path) -> None:

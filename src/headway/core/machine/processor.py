@@ -1,4 +1,4 @@
-"""What this machine's processor says of itself: its name, vendor and features."""
+"""Name, vendor and features of this machine's processor."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from headway.core.exposure import free_port
 from headway.core.process.signals import defer_signals
 from headway.core.process.waiting import wait_until
 
@@ -223,8 +224,7 @@ def standing_machines(count: int, namespaces: bool) -> Iterator[list[Machine]]:
         if namespaces:
             machines = _namespaces(count, stack)
         else:
-            with socket.create_server(("127.0.0.1", 0)) as one:
-                lead = f"127.0.0.1:{one.getsockname()[1]}"
+            lead = f"127.0.0.1:{free_port('127.0.0.1')}"
             machines = [Machine(number, lead) for number in range(count)]
         for machine in machines:
             stack.callback(machine.end)

@@ -368,14 +368,14 @@ class Planner:
 
     def _other_micro_batches(self, possible: Sequence[Option]) -> list[Option]:
         found = []
-        for option_ in possible:
-            assert option_.layout is not None
+        for option in possible:
+            assert option.layout is not None
             # The rows of a lane are fixed; only the number computed at a time is free.
-            lane = option_.layout.micro_batch * option_.layout.micro_batches // option_.layout.lanes
-            others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option_.layout.micro_batch]
+            lane = option.layout.micro_batch * option.layout.micro_batches // option.layout.lanes
+            others = [rows for rows in divisors(lane) if rows <= _MOST_ROWS and rows != option.layout.micro_batch]
             # `option` adds the number of copies by itself.
-            more = [text for text in option_.more if not text.startswith("parallel.replicate=")]
-            found += [self.option(option_.strategy, option_.checkpointing, rows=rows, more=more) for rows in others]
+            more = [text for text in option.more if not text.startswith("parallel.replicate=")]
+            found += [self.option(option.strategy, option.checkpointing, rows=rows, more=more) for rows in others]
         return found
 
     def _nothing_fits(self, tried: Sequence[Option]) -> str:

@@ -214,7 +214,7 @@ class _Supervisor:
 
         Nothing watches this process: if a library does not load, as from a mount that hangs, only the stack shows it.
         """
-        # The attempt reports a missing store at once, if nothing is loaded first.
+        # Without data the attempt ends with an error, and no further one would use what is loaded here.
         if not (self._own_process and self._config.supervise.load_ahead and has_data(self._config)):
             return
         with _reporting_long_loading(_THREAD_SECONDS if self._machines is None else 0.0):
